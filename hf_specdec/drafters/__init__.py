@@ -30,7 +30,7 @@ from .mtp import MtpDrafter, SeveralMtpDrafter, SeveralMtpDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
 from .one_by_one import OneByOneDrafting
-from .other_vocabulary import OtherVocabularyDrafter, translating
+from .other_vocabulary import OtherVocabularyDrafter, OtherVocabularyDrafting, translating
 
 
 __all__ = [
@@ -147,7 +147,9 @@ def drafting_of(
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
     """
-    if isinstance(drafter, DraftModelDrafter) and not isinstance(drafter, OtherVocabularyDrafter):
+    if isinstance(drafter, OtherVocabularyDrafter):
+        return OtherVocabularyDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
+    if isinstance(drafter, DraftModelDrafter):
         return DraftModelDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, SeveralMtpDrafter):
         return SeveralMtpDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -76,14 +77,17 @@ class DraftRequest:
             return None
         return BatchNoise(self.noises, lengths, self.vocab_size, token_ids).at
 
-    def storage(self, model: PreTrainedModel, sequences: Sequences, most_slots: int) -> GraphStore | None:
+    def storage(
+        self, model: PreTrainedModel, sequences: Sequences, most_slots: int, tokens_ratio: float = 1.0
+    ) -> GraphStore | None:
         """
         The `GraphStore` of a model that drafts for these sequences to their end, with up to `most_slots` slots after
-        the root; None without CUDA graphs.
+        the root, and about `tokens_ratio` tokens for one of theirs; None without CUDA graphs.
         """
         if self.loans is None:
             return None
-        return self.loans.store(model, sequences.batch_size, sequences.expected_length + most_slots + 1)
+        length = math.ceil(tokens_ratio * sequences.expected_length)
+        return self.loans.store(model, sequences.batch_size, length + most_slots + 1)
 
     @property
     def tree(self) -> TokenTree | DynamicTree:

@@ -21,7 +21,7 @@ from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit
 from ..sequences import Rows, Sequences, StepRows
 from ..states import is_attention_free, layer_kinds_of, running_over
-from ..trees import DraftTree, TokenTree
+from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
 from .captured import GrowingDraft
 from .drafting import MOST_UNREAD_TOKENS, CachedDrafting, can_be_captured
@@ -143,6 +143,10 @@ class DraftModelDrafter(Drafter):
         if tree is None:
             return None
         self.catch_up(sequences)
+        return self._grown(tree, sequences, room)
+
+    def _grown(self, tree: TokenTree | DynamicTree, sequences: Rows, room: list[int]) -> DraftTree | None:
+        """The tree of every row, after `catch_up`."""
         noise = self.request.noise(sequences.lengths)
         draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn, noise)
         draft = draft.to(sequences.device).within(room)

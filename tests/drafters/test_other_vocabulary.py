@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from support.batches import limits, text_alone
 from support.device_steps import install
 from support.exact import SIGNIFICANCE, fit
+from support.graphs import install_stand_in
 from support.hybrids import hybrid
 from support.models import prompts, tiny_model
 from support.other_vocabulary import (
@@ -33,8 +35,20 @@ from transformers import PreTrainedTokenizerFast
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching.keeping import keep, let_go
+from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.drafters import DraftModelDrafter, reading
-from hf_specdec.drafters.other_vocabulary import SharedTokensDrafter, Translation, WrittenTextDrafter
+from hf_specdec.drafters.other_vocabulary import (
+    OtherVocabularyDrafting,
+    SharedTokensDrafter,
+    Translation,
+    WrittenTextDrafter,
+    drafting,
+    texts,
+)
+from hf_specdec.drafters.other_vocabulary.texts import DraftText
+from hf_specdec.forwards.tree_forward import TreeForward
+from hf_specdec.graphs.forwards import CapturedForward
+from hf_specdec.graphs.paged import PagedForward
 
 
 DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=8)
@@ -55,6 +69,12 @@ def drafter_of(pieces: tuple[str, ...]) -> Any:
 
 def translation_of(pieces: tuple[str, ...]) -> Translation:
     return drafter_of(pieces).translation
+
+
+def context(translation: Translation, tokens: list[int]) -> list[int]:
+    text = DraftText(translation)
+    text.read(tokens)
+    return text.tokens
 
 
 # ------------------------------------------------------------------------------------------------------- greedy texts
@@ -91,6 +111,102 @@ def test_greedy_texts_of_a_tokenizer_with_spaces(batch_size: int) -> None:
     )
     assert text.tolist() == plain.tolist()
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
+@both_kinds
+@pytest.mark.parametrize("run", ["generate", "generate_batch"])
+def test_rows_draft_together(run: str, pieces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three texts take as many forwards of the draft as the one among them that takes most."""
+    forward, depths = TreeForward.__call__, []
+    target, call = the_target(), call_of(pieces)
+
+    def counted(self: TreeForward, *args: Any, **options: Any) -> Any:
+        if self.model is call["assistant_model"]:
+            depths.append(len(args[0]))
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TreeForward, "__call__", counted)
+    options: dict[str, Any] = {"tree": "chain:2", "max_new_tokens": 8, "do_sample": False}
+
+    def num_forwards(texts: list[list[int]]) -> int:
+        depths.clear()
+        if run == "generate":
+            target.generate(torch.tensor(texts), **call, **options, eos_token_id=None)
+        else:
+            target.generate_batch(texts, **call, **options, eos_token_id=-1)
+        assert max(depths) == len(texts)
+        return len(depths)
+
+    texts = [[5, 5, 3, 7], [1, 6, 6, 4], [5, 3, 7, 4]]
+    assert num_forwards(texts) == max(num_forwards([text]) for text in texts)
+
+
+def draft_counts(**options: Any) -> list[tuple[int, int]]:
+    """Draft tokens of two requests, and how many of them were accepted. Their texts are the target's own."""
+    prompts: list[list[int]] = [[5, 5, 3, 7], [1, 6, 6, 4]]
+    options = {"max_new_tokens": 12, "eos_token_id": -1} | options
+    outputs = the_target().generate_batch(
+        prompts,
+        **call_of(MANY_SHARED),
+        **options,
+        do_sample=False,
+        tree="chain:2",
+        continuous_batching_config=limits(),
+    )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(the_target(), prompt, **options)
+    counts = [output.speculation for output in outputs.values()]
+    return [(one.num_draft_tokens, one.num_accepted_tokens) for one in counts]
+
+
+def test_a_request_without_blocks_for_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not drafted for while another one has them."""
+    usual = draft_counts()
+    monkeypatch.setattr(drafting, "BlockPool", lambda num_blocks, block_size: BlockPool(4, block_size))
+    scarce = draft_counts()
+    assert 0 < sum(drafted for drafted, _ in scarce) < sum(drafted for drafted, _ in usual), (usual, scarce)
+
+
+def test_spoiled_requests_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `wipe` the draft has nothing of a request, and proposes as before."""
+    usual, propose = draft_counts(), OtherVocabularyDrafting.propose
+
+    def wiping(self: OtherVocabularyDrafting, requests: list[Any], asked: Any) -> Any:
+        for request in requests:
+            self.wipe(request)
+            for layer in self._of_texts.cache.layers if request in self._texts else ():
+                assert not layer.keys[self._texts[request].table.blocks].any()
+        return propose(self, requests, asked)
+
+    monkeypatch.setattr(OtherVocabularyDrafting, "propose", wiping)
+    assert draft_counts() == usual
+
+
+@both_kinds
+def test_forwards_of_the_draft_are_captured(pieces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a draft model of the target's vocabulary: forward by forward, in both calls."""
+    stand_in = install_stand_in(monkeypatch, with_kernel=True, counts=False)
+    target, call = copy.deepcopy(the_target()).float(), call_of(pieces)
+    draft = call["assistant_model"] = copy.deepcopy(call["assistant_model"]).float()
+    captured: list[Any] = []
+    for kind in (CapturedForward, PagedForward):
+        make = kind.__init__
+
+        def noted(self: Any, forward: TreeForward, *args: Any, make: Any = make) -> None:
+            captured.append(forward.model)
+            make(self, forward, *args)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+    config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=True)
+    plain = target.generate(**PADDED, **options, eos_token_id=None)
+    text = target.generate(**PADDED, **options, **call, speculative_config=config, eos_token_id=None)
+    assert text.tolist() == plain.tolist() and draft in captured
+    captured.clear()
+    texts = [row[mask.bool()].tolist() for row, mask in zip(*PADDED.values(), strict=True)]
+    outputs = target.generate_batch(texts, **options, **call, speculative_config=config, eos_token_id=-1)
+    assert [output.generated_tokens for output in outputs.values()] == plain[:, 4:].tolist() and draft in captured
+    assert stand_in.replays > 10
 
 
 @both_kinds
@@ -210,7 +326,7 @@ def test_a_context_with_a_drawn_child_is_caught(monkeypatch: pytest.MonkeyPatch)
             return draft
         scores = draft.scores.clone()
         for row in range(sequences.batch_size):
-            text = tuple(self.translation.context([*self.text(sequences, row), int(draft.tokens[row, 0])]))
+            text = tuple(context(self.translation, [*sequences.tokens(row, 0), int(draft.tokens[row, 0])]))
             if text not in known:
                 with torch.no_grad():
                     known[text] = self.model(torch.tensor([text])).logits[0, -2, self.translation.draft_tokens]
@@ -269,19 +385,47 @@ def test_contexts_are_encoded_anew(text: str, tokens: list[str]) -> None:
     translation, tokenizer = translation_of(MANY_SHARED), draft_of(MANY_SHARED)[1]
     ids = [TARGET.index(letter) for letter in text]
     before = [] if text else [2]
-    found = translation.context(before + ids)
+    found = context(translation, before + ids)
     assert tokenizer.convert_ids_to_tokens(found) == (tokens or ["<s>"])
+
+
+@pytest.mark.parametrize("to_spaces", [True, False])
+def test_contexts_are_those_of_the_text_alone(to_spaces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it has grown; and pieces that end before words have the tokens of the whole text."""
+    tokenizers = tiny_tokenizer(), pieces_with_spaces()
+    models = tiny_model(), draft_with_spaces()
+    if not to_spaces:
+        tokenizers, models = tokenizers[::-1], models[::-1]
+    translation = Translation.of(*models, *tokenizers)
+    words = "aa bb ab\n cc éa  ba." + 9 * "é"
+    tokens = tokenizers[0](words * 3, add_special_tokens=False).input_ids + [tokenizers[0].eos_token_id]
+    tokens += tokenizers[0](words, add_special_tokens=False).input_ids
+    whole = context(translation, tokens)
+    monkeypatch.setattr(texts, "LEAST_PIECE", 7)
+    for most in (12, 4096):
+        monkeypatch.setattr(texts, "MOST_PIECE", most)
+        of_pieces = context(translation, tokens)
+        assert (of_pieces == whole) if most > 12 or not to_spaces else (of_pieces != whole)
+        for seed in range(5):
+            text, chooser, start = DraftText(translation), random.Random(seed), 0
+            while start < len(tokens):
+                end = start + chooser.randint(1, 6)
+                before = text.tokens
+                same = text.read(tokens[start:end])
+                assert text.tokens[:same] == before[:same] and text.tokens == context(translation, tokens[:end])
+                start = end
+            assert text.tokens == of_pieces and text.num_read == len(tokens)
 
 
 def test_contexts_with_spaces_and_parts_of_characters() -> None:
     """The draft's tokenizer adds its own space in front; the bytes of an unfinished character are byte tokens."""
     target, draft = byte_level(["a", "Ġ", "Ã", "©", "<e>"], "<e>", "<e>"), pieces_with_spaces()
     translation = Translation.of(tiny_model(vocab_size=5), draft_with_spaces(), target, draft)
-    assert draft.convert_ids_to_tokens(translation.context([0, 1, 0])) == ["▁a", "▁a"]
-    assert draft.convert_ids_to_tokens(translation.context([0, 2])) == ["▁a", "<0xC3>"]
-    assert draft.convert_ids_to_tokens(translation.context([0, 2, 3])) == ["▁a", "<0xC3>", "<0xA9>"]
+    assert draft.convert_ids_to_tokens(context(translation, [0, 1, 0])) == ["▁a", "▁a"]
+    assert draft.convert_ids_to_tokens(context(translation, [0, 2])) == ["▁a", "<0xC3>"]
+    assert draft.convert_ids_to_tokens(context(translation, [0, 2, 3])) == ["▁a", "<0xC3>", "<0xA9>"]
     backwards = Translation.of(draft_with_spaces(), tiny_model(vocab_size=5), draft, target)
-    assert target.convert_ids_to_tokens(backwards.context(draft("a a").input_ids)) == ["a", "Ġ", "a"]
+    assert target.convert_ids_to_tokens(context(backwards, draft("a a").input_ids)) == ["a", "Ġ", "a"]
 
 
 def test_written_texts() -> None:

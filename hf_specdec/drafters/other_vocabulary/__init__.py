@@ -4,7 +4,9 @@ Drafting with a language model of another tokenizer (`assistant_tokenizer=`).
 - `pieces`: tokens as bytes.
 - `pairs`: what is known of pairs of tokenizers.
 - `translation`: what two vocabularies share, and texts of one in the tokens of the other.
-- `drafter`: the texts that the draft model reads.
+- `texts`: texts as the draft model reads them.
+- `drafter`: drafting for such texts.
+- `drafting`: the same for requests in flight.
 - `by_token`: drafts in shared tokens, with their q.
 - `by_text`: drafts in texts, encoded with the target's tokenizer.
 """
@@ -23,12 +25,20 @@ from ..draft_model import DraftModelDrafter
 from .by_text import WrittenTextDrafter
 from .by_token import SharedTokensDrafter
 from .drafter import OtherVocabularyDrafter
+from .drafting import OtherVocabularyDrafting
 from .pairs import is_one_vocabulary
 from .pieces import check_kind
 from .translation import Translation
 
 
-__all__ = ["OtherVocabularyDrafter", "SharedTokensDrafter", "Translation", "WrittenTextDrafter", "translating"]
+__all__ = [
+    "OtherVocabularyDrafter",
+    "OtherVocabularyDrafting",
+    "SharedTokensDrafter",
+    "Translation",
+    "WrittenTextDrafter",
+    "translating",
+]
 
 LEAST_SHARE = 0.5
 """Drafts are made in shared tokens if these are at least such a share of a text; else in texts."""

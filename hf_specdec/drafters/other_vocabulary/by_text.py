@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
-from ...sequences import Sequences
-from ...trees import DraftTree, TokenTree
+from ...trees import DraftTree, DynamicTree, TokenTree
 from ..continuations import Continuation, Filled, as_draft_tree, fill_dynamic, fill_static
 from ..growth import grow
 from .drafter import OtherVocabularyDrafter
@@ -34,12 +34,7 @@ class WrittenTextDrafter(OtherVocabularyDrafter):
     has_probabilities = reads_noise = runs_in_graphs = False
     num_tokens = None  # type: ignore[assignment]
 
-    def propose(self, sequences: Sequences) -> DraftTree | None:  # type: ignore[override]
-        room = self.read(sequences)
-        tree = self.tree_within(room)
-        if tree is None:
-            return None
-        self.forward_texts()
+    def _grown(self, tree: TokenTree | DynamicTree, sequences: Any, room: list[int]) -> DraftTree | None:
         if isinstance(tree, TokenTree):
             width, fill = max(tree.ranks[1 : tree.level_offsets[2]]) + 1, partial[Filled](fill_static, tree)
         else:
@@ -48,17 +43,17 @@ class WrittenTextDrafter(OtherVocabularyDrafter):
         each = min(max(self.translation.tokens_ratio, 1), MOST_LEVELS_EACH)
         levels = min(math.ceil(min(tree.depth, max(room)) * each), MOST_LEVELS)
         if self.max_positions is not None:
-            levels = max(1, min(levels, self.max_positions - max(map(len, self._read))))
-        written = self._write(width, levels)
-        rows, vocab_size = [], self.request.vocab_size
-        for row, texts in enumerate(written):
-            depth, root = min(tree.depth, room[row]), Continuation()
-            before = self.text(sequences, row) if depth > 0 else []
-            for rank, tokens in enumerate(texts if depth > 0 else []):
-                root.add(self.translation.written(before, tokens)[:depth], weight=0.5**rank)
+            levels = max(1, min(levels, self.max_positions - max(sequences.lengths)))
+        rows, texts = [], sequences.requests
+        for text, most, written in zip(texts, room, self._write(width, levels), strict=True):
+            depth, root = min(tree.depth, most), Continuation()
+            for rank, tokens in enumerate(written if depth > 0 else []):
+                root.add(self.translation.written(text.last, tokens)[:depth], weight=0.5**rank)
             rows.append(fill(root, depth) if depth > 0 else Filled())
         num_nodes = max(len(filled.tokens) for filled in rows)
-        return as_draft_tree(rows, num_nodes, sequences.device, vocab_size) if num_nodes > 0 else None
+        if num_nodes == 0:
+            return None
+        return as_draft_tree(rows, num_nodes, sequences.device, self.request.vocab_size)
 
     def _write(self, width: int, levels: int) -> list[list[list[int]]]:
         """The texts of every row, the likeliest first token first."""

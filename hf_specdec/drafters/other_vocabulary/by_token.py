@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
 from ...models.structure import execution_device
-from ...sequences import Sequences
-from ...trees import DraftTree
+from ...trees import DraftTree, DynamicTree, TokenTree
 from ..draft_model import DraftModelDrafter
 from ..growth import LevelNodes, grow
 from .drafter import OtherVocabularyDrafter
@@ -35,17 +36,11 @@ class SharedTokensDrafter(OtherVocabularyDrafter):
     def num_tokens(self) -> int:  # type: ignore[override]
         return len(self._draft_tokens)
 
-    def propose(self, sequences: Sequences) -> DraftTree | None:  # type: ignore[override]
-        room = self.read(sequences)
-        tree = self.tree_within(room)
-        if tree is None:
-            return None
-        self.forward_texts()
-        noise = self.request.noise(sequences.lengths, self._target_tokens)
+    def _grown(self, tree: TokenTree | DynamicTree, sequences: Any, room: list[int]) -> DraftTree:
+        noise = self.request.noise([text.num_read for text in sequences.requests], self._target_tokens)
         root = self.root_logits.index_select(-1, self._draft_tokens)
         draft = grow(tree, root, self.run_level, max(room), self.request.warp_if_drawn, noise)
-        draft = draft.in_vocabulary(self._target_tokens, self.request.vocab_size)
-        return draft.to(sequences.device).within(room)
+        return draft.in_vocabulary(self._target_tokens, self.request.vocab_size).within(room)
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, shared]` of one level's nodes, whose tokens are places among the shared ones."""

@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 
 from ...cache import TreeCache
 from ...models.structure import execution_device
-from ...sequences import Sequences
+from ...sequences import Rows, Sequences, StepRows
 from ...states import layer_kinds_of
+from ...trees import DraftTree
 from ..base import Drafter, DraftRequest
 from ..draft_model import DraftModelDrafter
+from .texts import DraftText
 from .translation import Translation
 
 
@@ -47,75 +49,40 @@ class OtherVocabularyDrafter(DraftModelDrafter):
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         self.ask(request)
         rows, device = sequences.batch_size, execution_device(self.model)
-        visible = None if sequences.visible is None else sequences.visible.tolist()
-        self._prompts = [
-            [token for place, token in enumerate(sequences.tokens(row, 0)) if visible is None or visible[row][place]]
-            for row in range(rows)
-        ]
-        self._prompt_length = sequences.prompt_length
+        self._texts: list[Any] = [DraftText(self.translation) for _ in range(rows)]
+        ids, visible = sequences.columns(sequences.prompt_length), sequences.visible
+        for text, row in zip(self._texts, range(rows), strict=True):
+            text.read((ids[row] if visible is None else ids[row][visible[row]]).tolist())
+        self._lengths_read = [sequences.prompt_length] * rows
+        ratio = max(1.0, self.translation.tokens_ratio)
+        storage = request.storage(self.model, sequences, self.most_slots(request.plan), ratio)
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        cache = TreeCache(num_layers, rows, device, 2 * max(map(len, self._prompts)) + 256)
+        capacity = 2 * max(text.length for text in self._texts) + 256
+        cache = TreeCache(num_layers, rows, device, capacity, storage)
         self.begin(cache, None, torch.zeros(rows, dtype=torch.long, device=device))
-        self._read: list[list[int]] = [[] for _ in range(rows)]
 
-    def text(self, sequences: Sequences, row: int) -> list[int]:
-        """The target's tokens of a row, without padding."""
-        return self._prompts[row] + sequences.tokens(row, self._prompt_length)
+    def propose(self, sequences: Rows) -> DraftTree | None:
+        """Proposes for the rows of a call, or for texts that have been read (`StepRows` of `DraftText`s)."""
+        if isinstance(sequences, StepRows):
+            return super().propose(sequences)
+        draft = super().propose(self._read(sequences))
+        return None if draft is None else draft.to(sequences.device)
 
-    def read(self, sequences: Sequences) -> list[int]:
-        """
-        Encodes the texts of rows that go on. Returns the levels of draft tokens that the model has positions for, by
-        row.
-        """
-        for row in range(sequences.batch_size):
-            if sequences.room(row) > 0 or not self._read[row]:
-                self._read[row] = self.translation.context(self.text(sequences, row))
-        most = [sequences.room(row) for row in range(sequences.batch_size)]
-        if self.max_positions is None:
-            return most
-        known = self.max_positions
-        return [min(room, known - len(read)) for room, read in zip(most, self._read, strict=True)]
-
-    def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor) -> None:
-        super().begin(cache, visible, shift)
-        self._cached: list[list[int]] = [[] for _ in cache.lengths]
-
-    def forward_texts(self) -> None:
-        """Forwards what the model has not read of the texts; keeps the logits after them, `[batch, vocab]`."""
-        known = [_num_equal(mine, read) for mine, read in zip(self._cached, self._read, strict=True)]
-        self.cache.set_lengths(known)
-        self.catch_up(_Texts(self._read, self.device))
-        self._cached = self._read.copy()
+    def _read(self, sequences: Any) -> StepRows:
+        """The texts of the rows of a call (`Sequences`); those that do not go on stay as they are."""
+        lengths, kept = sequences.lengths, list(self.cache.lengths)
+        start = min(self._lengths_read)
+        new = sequences.columns(max(lengths))[:, start:].tolist()
+        for row, text in enumerate(self._texts):
+            text.room = sequences.room(row)
+            if text.room > 0:
+                same = text.read(new[row][self._lengths_read[row] - start : lengths[row] - start])
+                self._lengths_read[row] = lengths[row]
+                kept[row] = min(kept[row], same)
+        self.cache.set_lengths(kept)
+        starts = [min(count, text.length - 1) for count, text in zip(kept, self._texts, strict=True)]
+        return StepRows(self._texts, self.device, starts)
 
     def wipe(self) -> None:
-        self._cached = [[] for _ in self._cached]
+        self.cache.set_lengths([0] * len(self.cache.lengths))
         super().wipe()
-
-
-class _Texts:
-    """Texts of the draft's tokens, as `Rows`."""
-
-    def __init__(self, texts: list[list[int]], device: torch.device):
-        self.batch_size, self.device, self.lengths = len(texts), device, list(map(len, texts))
-        width = max(self.lengths)
-        self._ids = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=device)
-
-    def room(self, row: int) -> int:
-        """Not asked for: the target's rows have the room."""
-        return 0
-
-    def last_tokens(self, count: int) -> torch.Tensor:
-        """See `Rows`."""
-        return self._ids[:, self._ids.shape[1] - count :]
-
-    def gather(self, positions: torch.Tensor) -> torch.Tensor:
-        """See `Rows`."""
-        return self._ids.gather(1, positions)
-
-
-def _num_equal(first: list[int], second: list[int]) -> int:
-    """Number of tokens with which both texts begin."""
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        return shorter
-    return next(place for place in range(shorter) if first[place] != second[place])

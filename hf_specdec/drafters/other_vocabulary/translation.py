@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -26,9 +27,7 @@ def average(values):
 """
 """A text of our own, whose tokens say how often a target writes tokens that the draft has, too."""
 _MOST_KNOWN = 64
-"""Most runs of text whose tokens are kept."""
-_TEXT_BEFORE = 32
-"""Tokens before new text that are encoded with it, to see how it begins."""
+"""Most pieces of text whose tokens are kept."""
 
 
 class Translation:
@@ -64,7 +63,11 @@ class Translation:
         self.share_of_vocabulary = self.num_texts / len(target.tokens)
         """Share of the target's tokens that the draft has."""
         self.share_of_text, self.tokens_ratio = self._shares_of_text()
-        self._tokens_of = lru_cache(maxsize=_MOST_KNOWN)(self._encode)
+        self.encoded: Callable[[bytes, bool, bool], list[int]] = lru_cache(maxsize=_MOST_KNOWN)(self._encode)
+        """
+        The draft's tokens of a piece of the target's text without shared special ones. The piece may be the first of
+        the text (`is_first`), or go on with the one before it (`goes_on`).
+        """
 
     @classmethod
     def of(
@@ -100,36 +103,15 @@ class Translation:
         num_draft = sum(bool(self.draft.pieces[token]) for token in self.draft.encode(SAMPLE))
         return sum(token in shared for token in tokens) / len(tokens), num_draft / len(tokens)
 
-    # ------------------------------------------------------------------------------------------------------- contexts
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a target's token, of a special one its name; none of an id that is no token."""
+        pieces = self.target.pieces
+        return (pieces[token] or self.target.special.get(token, "").encode()) if token < len(pieces) else b""
 
-    def context(self, tokens: list[int]) -> list[int]:
-        """
-        A text of the target (`tokens`) as the draft reads it: encoded anew, so that it depends on the text alone. Ids
-        that are no tokens are left out. At least one token.
-        """
-        found, run = list(self.draft.opening), list[int]()
-        for token in tokens:
-            special = self.special.get(token)
-            if special is None:
-                run.append(token)
-                continue
-            found += self._encoded(run, is_first=len(found) == len(self.draft.opening))
-            run = []
-            if found != self.draft.opening or found[-1:] != [special]:
-                found.append(special)
-        found += self._encoded(run, is_first=len(found) == len(self.draft.opening))
-        return found or [next(iter(self.draft.roles.values()), 0)]
-
-    def _encoded(self, run: list[int], is_first: bool) -> list[int]:
-        """The draft's tokens for a run of target tokens without shared special ones."""
-        return self._tokens_of(tuple(run), is_first) if run else []
-
-    def _encode(self, run: tuple[int, ...], is_first: bool) -> list[int]:
-        pieces, special = self.target.pieces, self.target.special
-        data = b"".join(pieces[token] or special.get(token, "").encode() for token in run if token < len(pieces))
-        if is_first and self.target.begins_with_space:
-            data = data.removeprefix(b" ")
-        text, rest = split_text(data)
+    def _encode(self, piece: bytes, is_first: bool, goes_on: bool) -> list[int]:
+        if (is_first and self.target.begins_with_space) or (goes_on and self.draft.begins_with_space):
+            piece = piece.removeprefix(b" ")
+        text, rest = split_text(piece)
         bytes_left = [self.draft.tokens.get(bytes([byte])) for byte in rest]
         return self.draft.encode(text) + [token for token in bytes_left if token is not None]
 
@@ -137,8 +119,8 @@ class Translation:
 
     def written(self, before: list[int], tokens: list[int]) -> list[int]:
         """
-        What the draft has written (`tokens`) in the target's tokens, after a text of the target (`before`); up to the
-        first special token, which is the last of them, if the target has it.
+        What the draft has written (`tokens`) in the target's tokens, after the last ones of a text (`before`); up to
+        the first special token, which is the last of them, if the target has it.
         """
         special = next((place for place, token in enumerate(tokens) if token in self.draft.special), len(tokens))
         text, _ = split_text(self.draft.bytes_of(tokens[:special]))
@@ -149,7 +131,7 @@ class Translation:
 
     def _continued(self, before: list[int], text: str) -> list[int]:
         """The target's tokens for new text, as they come after the last tokens of the text before."""
-        context, _ = split_text(self.target.bytes_of(before[-_TEXT_BEFORE:]))
+        context, _ = split_text(self.target.bytes_of(before))
         start, whole = self.target.encode(context), self.target.encode(context + text)
         if whole[: len(start)] == start:
             return whole[len(start) :]
