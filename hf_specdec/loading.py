@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from .block import BlockHead
 from .checkpoints.kinds import GEMMA_ASSISTANTS, kind_of_checkpoint
 from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_config, tensor_names
-from .drafters import NgramDraft
+from .drafters import NgramDraft, reading
 from .eagle import EagleHead
 from .gemma import GemmaAssistant
 from .medusa import MedusaHeads
@@ -137,20 +137,39 @@ def load_draft(name: str, *, target: PreTrainedModel | None = None, **kwargs: An
     return _LOADERS[kind_of_draft(name, **kwargs)].from_pretrained(name, **kwargs)
 
 
-def load_draft_to(name: str, dtype: torch.dtype, device: str, target: PreTrainedModel | None = None) -> Any:
+def load_draft_to(
+    name: str,
+    dtype: torch.dtype,
+    device: str,
+    target: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Any:
     """
     Loads a draft in evaluation mode for a target of this dtype on this device, see `load_draft`. Heads are loaded
-    without `dtype`, because they run in the target's; `mtp` needs the target.
+    without `dtype`, because they run in the target's; `mtp` needs the target. With the target and its `tokenizer`, a
+    language model of another tokenizer comes as an `OtherVocabularyDrafter`.
 
     Raises:
         ImportError, OSError, ValueError: if no draft can be read.
+        TypeError, ValueError: if its tokenizer cannot be compared with the target's, or the two share nothing.
     """
     if name in WORDS:
         return load_draft(name, target=target)
     check_place(name)
     kind = kind_of_draft(name)
     options = {"dtype": dtype} if kind == "model" else {}
-    return _LOADERS[kind].from_pretrained(name, **options).to(device).eval()
+    draft = _LOADERS[kind].from_pretrained(name, **options).to(device).eval()
+    if kind != "model" or target is None or tokenizer is None:
+        return draft
+    return reading(draft, target, tokenizer, _tokenizer_beside(name))
+
+
+def _tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a draft's files; None if there is none, as beside a draft with the target's."""
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return None
 
 
 def check_place(name: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..config import SpeculativeConfig
-from ..drafters import is_own_draft
+from ..drafters import OtherVocabularyDrafter, is_own_draft
 from ..trees.text import parse_tree, shorten
 
 
@@ -21,7 +21,8 @@ GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
 BASELINES = ("eager", "static", "assisted", "lookup")
 """
 Generation methods of transformers itself: plain; a static cache with a compiled forward (compiled on accelerators
-only); assisted generation with chains of 5 tokens of the same draft; prompt lookup of 10 tokens.
+only); assisted generation with chains of 5 tokens of the same draft, universal for one of another tokenizer; prompt
+lookup of 10 tokens.
 """
 OURS = "tree "
 """Beginning of the names of this library's contenders."""
@@ -87,14 +88,18 @@ def baseline(name: str, draft: Any) -> Contender:
     """
     if name not in BASELINES:
         raise ValueError(f"{name!r} is no baseline. There are {', '.join(BASELINES)}.")
-    if name == "assisted" and (is_own_draft(draft) or not isinstance(draft, PreTrainedModel)):
+    assisted: dict[str, Any] = {"assistant_model": draft}
+    if isinstance(draft, OtherVocabularyDrafter) and draft.tokenizers is not None:
+        names = ("assistant_model", "tokenizer", "assistant_tokenizer")
+        assisted = dict(zip(names, (draft.model, *draft.tokenizers), strict=True))
+    elif name == "assisted" and (is_own_draft(draft) or not isinstance(draft, PreTrainedModel)):
         raise ValueError(
             "'assisted' is transformers' own assisted generation and needs a draft model, no head or ngram."
         )
     return {
         "eager": Contender("generate"),
         "static": Contender("generate, static cache", {"cache_implementation": "static"}, warm_up_calls=2),
-        "assisted": Contender(f"assisted, chain of {CHAIN_LENGTH}", {"assistant_model": draft}),
+        "assisted": Contender(f"assisted, chain of {CHAIN_LENGTH}", assisted),
         "lookup": Contender("prompt lookup", {"prompt_lookup_num_tokens": LOOKUP_LENGTH}),
     }[name]
 

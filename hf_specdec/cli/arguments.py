@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import loading
 from ..benchmarking import prompts as prompt_sets
+from ..drafters import OtherVocabularyDrafter
 
 
 def or_bad_parameter(hint: str, function: Any, *arguments: Any) -> Any:
@@ -51,6 +52,12 @@ def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int
     if tasks:
         raise typer.BadParameter("give this or --task, not both.", param_hint="--prompts")
     return prompt_sets.first_of_each(or_bad_parameter("--prompts", prompt_sets.read, path), num_prompts)
+
+
+def say_how_it_drafts(draft: Any) -> None:
+    """Says on stderr how a draft of another tokenizer drafts, and what it shares with the target."""
+    if isinstance(draft, OtherVocabularyDrafter):
+        typer.echo(draft.summary, err=True)
 
 
 def progress_bar() -> Progress:

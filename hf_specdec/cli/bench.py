@@ -16,7 +16,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .. import loading
@@ -27,7 +27,14 @@ from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
 from ..benchmarking.tables import differences_table, table
 from ..trees.text import parse_tree
-from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+from .arguments import (
+    checked_device,
+    checked_dtype,
+    checked_prompts,
+    or_bad_parameter,
+    progress_bar,
+    say_how_it_drafts,
+)
 from .options import (
     DeviceOption,
     DraftOption,
@@ -140,7 +147,8 @@ class Request:
         tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, self.target)
         prompts = prompt_sets.encode(tokenizer, self.texts, self.device)
         report = benchmark.Report(setting=self.setting, gate=None)
-        model, contenders = self.load("float32" if gate else self.dtype, prompts[0])
+        model, contenders = self.load("float32" if gate else self.dtype, tokenizer, prompts[0])
+        say_how_it_drafts(contenders[-1].options["assistant_model"])
         if gate:
             total = benchmark.num_gate_calls(len(prompts), contenders)
             bar = progress.add_task("Comparing texts in float32", total=total)
@@ -149,7 +157,7 @@ class Request:
             return report
         if gate and self.dtype != "float32":
             del model, contenders  # free memory before loading in another dtype
-            model, contenders = self.load(self.dtype, prompts[0])
+            model, contenders = self.load(self.dtype, tokenizer, prompts[0])
         total = benchmark.num_timed_calls(len(prompts), contenders, self.method)
         bar = progress.add_task("Timing", total=total)
         benchmark.measure(report, model, prompts, contenders, self.method, lambda: progress.advance(bar))
@@ -157,14 +165,16 @@ class Request:
             report.setting["trace"] = str(benchmark.trace(model, prompts, contenders, self.method, profile))
         return report
 
-    def load(self, dtype: str, prompt: prompt_sets.EncodedPrompt) -> tuple[PreTrainedModel, list[ways.Contender]]:
+    def load(
+        self, dtype: str, tokenizer: PreTrainedTokenizerBase, prompt: prompt_sets.EncodedPrompt
+    ) -> tuple[PreTrainedModel, list[ways.Contender]]:
         """
         The target and the contenders. Every tree has generated two tokens, so that a draft that does not fit raises
         `typer.BadParameter` early.
         """
         place = loading.DTYPES[dtype], self.device
         model = or_bad_parameter("TARGET", loading.load_target, self.target, *place)
-        draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, *place, model)
+        draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, *place, model, tokenizer)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
         ours = ways.speculative_with_all(draft, self.trees)
         for contender, temperature in itertools.product(ours, self.method.temperatures):

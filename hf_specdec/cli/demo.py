@@ -19,7 +19,7 @@ from ..benchmarking.equality import first_difference
 from ..benchmarking.prompts import encode_turns
 from ..loading import DTYPES, load_draft_to, load_target, load_tokenizer
 from ..trees.text import parse_tree
-from .arguments import checked_device, checked_dtype, or_bad_parameter
+from .arguments import checked_device, checked_dtype, or_bad_parameter, say_how_it_drafts
 from .options import DeviceOption, DraftOption, TargetOption, TreeOption
 from .printed_text import PrintedText
 
@@ -69,7 +69,8 @@ def demo(
     torch_dtype = DTYPES[checked_dtype(dtype, device)]
     model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device, model)
+    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device, model, tokenizer)
+    say_how_it_drafts(assistant)
     inputs = encode_turns(tokenizer, [prompt]).to(model.device)
     speculation = {"assistant_model": assistant, "speculative_config": config}
 

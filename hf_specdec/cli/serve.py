@@ -151,6 +151,8 @@ def serve(
             app = build_app(engine, tokenizer, name, images=images, **limits)
             server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
             never_search_again()
+            if engine.model.about_draft is not None:
+                typer.echo(engine.model.about_draft, err=True)
             server.run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error

@@ -19,7 +19,14 @@ from ..benchmarking.tables import per_depth
 from ..benchmarking.tuning import Tuner, Tuning
 from ..trees import AutoTree
 from ..trees.text import shorten
-from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+from .arguments import (
+    checked_device,
+    checked_dtype,
+    checked_prompts,
+    or_bad_parameter,
+    progress_bar,
+    say_how_it_drafts,
+)
 from .options import (
     DeviceOption,
     DraftOption,
@@ -58,7 +65,10 @@ def tune(
     logging.disable_progress_bar()
     model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", loading.load_draft_to, draft, loading.DTYPES[dtype], device, model)
+    assistant = or_bad_parameter(
+        "--draft", loading.load_draft_to, draft, loading.DTYPES[dtype], device, model, tokenizer
+    )
+    say_how_it_drafts(assistant)
     tuner = Tuner(
         model=model,
         draft=assistant,

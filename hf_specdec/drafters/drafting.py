@@ -44,6 +44,11 @@ class Drafting(ABC):
         """The models that run with tree attention in order to draft."""
         return ()
 
+    @property
+    def about(self) -> str | None:
+        """What a user is told of how it drafts; None if that is plain."""
+        return None
+
     def attach(self, drafter: Any) -> None:
         """Takes the drafter of another call, with the same models; see `Engine.take_drafter`."""
         raise NotImplementedError(f"{type(self).__name__} takes no other drafter.")

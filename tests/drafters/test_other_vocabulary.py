@@ -360,8 +360,11 @@ def test_the_first_call_says_how_it_drafts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("hf_specdec.drafters.other_vocabulary.logger.info_once", said.append)
     drafters = [drafter_of(MANY_SHARED), drafter_of(FEW_SHARED)]
     assert [type(drafter) for drafter in drafters] == [SharedTokensDrafter, WrittenTextDrafter]
-    assert "in the tokens that both have: they share 4 of the target's 6 tokens (67% of its vocabulary" in said[0]
-    assert "in texts: they share 2 of the target's 6 tokens (33%" in said[1]
+    assert (
+        "drafts in the tokens that it shares with the target: it has 4 of the target's 6 tokens (67% of its vocabulary"
+        in said[0]
+    )
+    assert "drafts in texts: it has 2 of the target's 6 tokens (33%" in said[1]
 
 
 def test_tokens_are_shared_by_their_bytes() -> None:

@@ -79,24 +79,13 @@ def translating(drafter: DraftModelDrafter, target: PreTrainedModel, tokenizer: 
         if found is None or found.model is not model or found.translation is not translation:
             kind = SharedTokensDrafter if by_token else WrittenTextDrafter
             found = _drafters[key] = kind(model, translation)
-            _tell(found, target)
+            found.tokenizers = tokenizer, assistant_tokenizer
+            logger.info_once(f"`assistant_tokenizer`: {found.summary}")
         return found
 
 
 def _size_of(model: PreTrainedModel) -> int:
     return model.config.get_text_config(decoder=True).vocab_size
-
-
-def _tell(drafter: OtherVocabularyDrafter, target: PreTrainedModel) -> None:
-    """Says how a draft of another vocabulary drafts, and what it shares with the target."""
-    translation = drafter.translation
-    how = "in the tokens that both have" if isinstance(drafter, SharedTokensDrafter) else "in texts"
-    logger.info_once(
-        f"`assistant_tokenizer`: {type(drafter.model).__name__} drafts for {type(target).__name__} {how}: they share "
-        f"{translation.num_texts} of the target's {len(translation.target.tokens)} tokens "
-        f"({translation.share_of_vocabulary:.0%} of its vocabulary, {translation.share_of_text:.0%} of the tokens of "
-        "a text)."
-    )
 
 
 _drafters: weakref.WeakValueDictionary[tuple[int, int], OtherVocabularyDrafter] = weakref.WeakValueDictionary()

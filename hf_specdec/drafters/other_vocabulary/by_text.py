@@ -33,6 +33,7 @@ class WrittenTextDrafter(OtherVocabularyDrafter):
 
     has_probabilities = reads_noise = runs_in_graphs = False
     num_tokens = None  # type: ignore[assignment]
+    way = "in texts"
 
     def _grown(self, tree: TokenTree | DynamicTree, sequences: Any, room: list[int]) -> DraftTree | None:
         if isinstance(tree, TokenTree):

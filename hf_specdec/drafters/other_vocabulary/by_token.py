@@ -26,6 +26,7 @@ class SharedTokensDrafter(OtherVocabularyDrafter):
     """
 
     runs_in_graphs = False
+    way = "in the tokens that it shares with the target"
 
     def __init__(self, model: PreTrainedModel, translation: Translation):
         super().__init__(model, translation)

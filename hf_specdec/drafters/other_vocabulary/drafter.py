@@ -29,10 +29,24 @@ class OtherVocabularyDrafter(DraftModelDrafter):
     """
 
     runs_in_graphs = False
+    tokenizers: tuple[Any, Any] | None = None
+    """The tokenizers of target and draft, by which transformers itself would draft with the model."""
+    way = ""
+    """The way in which it drafts, in words."""
 
     def __init__(self, model: PreTrainedModel, translation: Translation):
         super().__init__(model)
         self.translation = translation
+
+    @property
+    def summary(self) -> str:
+        """How it drafts, and what it shares with the target, in one line."""
+        translation = self.translation
+        return (
+            f"{type(self.model).__name__} drafts {self.way}: it has {translation.num_texts} of the target's "
+            f"{len(translation.target.tokens)} tokens ({translation.share_of_vocabulary:.0%} of its vocabulary, "
+            f"{translation.share_of_text:.0%} of the tokens of a text)."
+        )
 
     def check_vocabulary(self, target: PreTrainedModel) -> None:
         if layer_kinds_of(self.model) is not None:

@@ -57,6 +57,10 @@ class OtherVocabularyDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self._of_texts.models
 
+    @property
+    def about(self) -> str:
+        return self.drafter.summary
+
     def refresh(self) -> None:
         graphs = self._of_texts.cache.graphs
         if graphs is not None:

@@ -64,12 +64,14 @@ class Served:
         config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
         most_tokens (`int`): most tokens of a text, its prompt included, for which there is memory.
         context (`int`, *optional*): most tokens of a text that the model has been made for.
+        about_draft (`str`, *optional*): see `Drafting.about`.
     """
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
     most_tokens: int
     context: int | None = None
+    about_draft: str | None = None
 
     @property
     def longest_text(self) -> int:

@@ -153,7 +153,8 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
     place = dtype, options.device, options.device_map
     target = _loaded("TARGET", loading.load_target, options.target, *place, options.with_images)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
-    draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, str(execution_device(target)), target)
+    place_of_draft = str(execution_device(target))
+    draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, place_of_draft, target, tokenizer)
     defaults = Limits.of(None, target.device, num_parameters_of(target))
     limits = Limits(
         num_blocks=options.num_blocks,

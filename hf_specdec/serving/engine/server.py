@@ -45,9 +45,9 @@ class EngineServer:
         model = self._manager.model
         self._manager.listen(self._tell)
         try:
-            self._send(
-                Served(model.config, model.generation_config, self._manager.most_tokens, context_of(model.config))
-            )
+            most, context = self._manager.most_tokens, context_of(model.config)
+            about_draft = self._manager.engine.drafting.about
+            self._send(Served(model.config, model.generation_config, most, context, about_draft))
             while True:
                 self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
