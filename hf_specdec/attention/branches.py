@@ -10,7 +10,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from ..models.layer_kinds import is_attention_free
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.structure import forward_parameters
+from ..models.structure import takes_positions
 from .switch import has_windows, partial_kinds_of, supports_switching
 
 
@@ -35,8 +35,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return obstacle
     if not isinstance(model, GenerationMixin):  # a head of ours
         return None
-    positions = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
-    if positions not in forward_parameters(model) and not is_attention_free(model):
+    if not takes_positions(model) and not is_attention_free(model):
         return "takes no `position_ids`, which the nodes of a tree need"
     if preparation_of(model).first_position is None:
         return (

@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
+from ..models.encoders import EncoderInputs
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
 from ..trees.told import Belief
@@ -46,6 +47,7 @@ class DraftRequest:
             are drawn; without them, they are drawn by torch's generator.
         refine (`Callable`, *optional*): chooses the tree again from what the draft tells of the step at hand; see
             `TreeChoice.refine`.
+        encoder (`EncoderInputs`, *optional*): what the target's encoder has read, if it has one.
         belief (`Callable`, *optional*): how captured steps read what the draft tells, by which they shape the plan's
             tree anew, with as many nodes and levels.
         reports_ranks (`bool`): whether captured steps report which children were offered and accepted, as where "auto"
@@ -61,6 +63,7 @@ class DraftRequest:
     loans: GraphLoans | None = None
     noises: Sequence[PositionNoise] | None = None
     refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
+    encoder: EncoderInputs | None = None
     belief: Callable[[], Belief] | None = None
     reports_ranks: bool = False
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from ..cache import TreeCache
+from ..cache import TreeCache, beside_encoder
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
 from ..cache.sizes import num_cached_layers
@@ -17,8 +17,9 @@ from ..forwards.tree_forward import TreeForward
 from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
 from ..graphs import GraphPool
 from ..graphs.paged import PagedGraphs
+from ..models.encoders import encoder_arguments
 from ..models.positions import num_positions, said_positions
-from ..models.structure import execution_device, keeping_one_logit
+from ..models.structure import execution_device, keeping_one_logit, num_decoder_layers
 from ..sequences import Rows, Sequences, StepRows
 from ..states import is_attention_free, layer_kinds_of, running_over
 from ..trees import DraftTree, DynamicTree, TokenTree
@@ -51,6 +52,8 @@ class DraftModelDrafter(Drafter):
     default_tree = TokenTree.chain(5)
     shared: SharedVocabulary | None = None
     """What the draft shares with the target of a call, if their vocabularies are padded to different sizes."""
+    reads: dict[str, Any] = {}
+    """Keyword arguments of every forward by which the draft reads an encoder."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -79,11 +82,12 @@ class DraftModelDrafter(Drafter):
         shift = torch.zeros(sequences.batch_size, dtype=torch.long, device=device)
         if visible is not None:
             shift = visible.sum(dim=1) - visible.shape[1]
-        num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        self.reads = encoder_arguments(self.model, request.encoder)
         capacity = 2 * sequences.prompt_length + 256
         storage = request.storage(self.model, sequences, self.most_slots(request.plan))
         kinds = layer_kinds_of(self.model)
-        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity, storage, kinds), visible, shift)
+        layers = num_decoder_layers(self.model)
+        self.begin(TreeCache(layers, sequences.batch_size, device, capacity, storage, kinds), visible, shift)
         if sequences.prompt_length > 0:
             self._prefill(sequences, visible)
 
@@ -100,7 +104,14 @@ class DraftModelDrafter(Drafter):
         self._shift = shift.tolist() if is_padded else None
         kind: type[TreeForward] = TreeForward if self.shared is None else ForwardOfShared
         self.forward = kind(
-            self.model, cache, visible, shift, max_position=max_position, shift_of_all=None if is_padded else 0
+            self.model,
+            cache,
+            visible,
+            shift,
+            model_kwargs=self.reads,
+            max_position=max_position,
+            shift_of_all=None if is_padded else 0,
+            encoder_cache=DynamicCache() if self.reads else None,
         )
         if self.shared is not None and isinstance(self.forward, ForwardOfShared):
             self.forward.vocabulary = self.shared
@@ -122,12 +133,13 @@ class DraftModelDrafter(Drafter):
         fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
-            inputs = {"input_ids": ids[:, start:end], self.forward.cache_argument: self.cache, "use_cache": True}
-            inputs |= fewest_outputs
+            prefix, cache = self.forward.prefix, beside_encoder(self.cache, self.forward.encoder_cache)
+            inputs = self.reads | {f"{prefix}input_ids": ids[:, start:end], "use_cache": True} | fewest_outputs
+            inputs[self.forward.cache_argument] = cache
             if self.forward.takes_positions:
-                inputs["position_ids"] = positions[:, start:end]
+                inputs[f"{prefix}position_ids"] = positions[:, start:end]
             if visible is not None:
-                inputs["attention_mask"] = visible[:, :end].long()
+                inputs[f"{prefix}attention_mask"] = visible[:, :end].long()
             with running_over(self.cache):
                 self.model(**inputs, return_dict=True)
         self.cache.adopt_prefill()

@@ -23,7 +23,7 @@ from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slo
 from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
-from ..models.structure import execution_device, forward_parameters, shares_kv
+from ..models.structure import execution_device, forward_parameters, shares_kv, takes_positions
 from ..states import is_attention_free, running_over
 from ..states.kernel import MOST_NODES
 from ..states.served import obstacle_to_kernels
@@ -89,7 +89,7 @@ class TreeForward:
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
         self.prefix = "decoder_" if model.config.is_encoder_decoder else ""
-        self.takes_positions = f"{self.prefix}position_ids" in parameters
+        self.takes_positions = takes_positions(model)
         # A compiled model's forward names no arguments, and `generate` hands on the cache by the release's own name.
         self.cache_argument = cache_name_of(model) if prepares_inputs else cache_argument(parameters) or CACHE
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
@@ -236,7 +236,7 @@ class TreeForward:
             if self.takes_logits_to_keep:
                 inputs["logits_to_keep"] = nodes.logits_to_keep  # Bamba and others put their own number there
         else:
-            inputs["input_ids"] = nodes.tokens
+            inputs[f"{self.prefix}input_ids"] = nodes.tokens
         model: Any = self.model
         running: AbstractContextManager[None] = nullcontext()
         following: AbstractContextManager[None] = (

@@ -15,6 +15,7 @@ from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.request import RequestOptions
 from ..engine.stopping import end_tokens_of, max_length_of
+from ..models.encoders import EncoderInputs
 from ..sequences import Sequences
 
 
@@ -29,8 +30,8 @@ class CallArguments:
         drafter (`Drafter`): proposes the trees.
         plan (`SpeculationPlan`): how this call speculates.
         logits_processor (`LogitsProcessorList`), stopping_criteria (`StoppingCriteriaList`), generation_config
-            (`GenerationConfig`), model_kwargs (`dict`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*):
-            as `generate` hands them to a decoding method.
+            (`GenerationConfig`), model_kwargs (`dict`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*),
+            inputs_tensor (`torch.Tensor`, *optional*): as `generate` hands them to a decoding method.
     """
 
     model: PreTrainedModel
@@ -43,6 +44,17 @@ class CallArguments:
     model_kwargs: dict[str, Any]
     synced_gpus: bool = False
     streamer: Any = None
+    inputs_tensor: torch.Tensor | None = None
+
+    @property
+    def encoder(self) -> EncoderInputs | None:
+        """What the encoder of an encoder-decoder model has read; None for other models."""
+        if not self.model.config.is_encoder_decoder:
+            return None
+        kwargs = self.model_kwargs
+        return EncoderInputs(
+            self.model, self.inputs_tensor, kwargs["encoder_outputs"][0], kwargs.get("attention_mask")
+        )
 
     @cached_property
     def options(self) -> RequestOptions:

@@ -18,7 +18,7 @@ from .arguments import CallArguments
 from .loop import speculative_decoding
 from .model_refusals import check_rows
 from .recording import SpeculativeGenerateOutput
-from .refusals import check_inputs
+from .refusals import check_encoder, check_inputs
 from .state_refusals import check_states
 from .static_batch import StaticBatch
 
@@ -44,6 +44,7 @@ def decode(
             obstacle_to_graphs(part, wanted=True)
     arguments = CallArguments(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
     check_states(arguments)
+    check_encoder(arguments)
     with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
         batch = StaticBatch(arguments)
         obstacle = batch.obstacle()

@@ -220,6 +220,7 @@ def _wrap_assisted_decoding(mixin: Any) -> None:
         from .calls import decode
 
         assistant_model = reading(assistant_model, self, tokenizer, assistant_tokenizer)
+        call["inputs_tensor"] = inputs_tensor
         return decode(self, input_ids, assistant_model, model_kwargs=model_kwargs, **call)
 
     mixin._assisted_decoding = _assisted_decoding

@@ -90,6 +90,7 @@ class SpeculativeCall:
             self.noises,
             # Ranks must take the same tree, and their heads may differ by rounding.
             self.choice.refine if self.choice.reads_confidence and not self.ranks.are_several else None,
+            encoder=self.call.encoder,
         )
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))

@@ -11,6 +11,7 @@ from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_c
 from ..config import SpeculativeConfig, only_chains
 from ..drafters import Drafter, DraftModelDrafter, NgramDraft
 from ..drafters.last_feature import LastFeatureDrafter
+from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
@@ -128,11 +129,11 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
         ValueError: for a draft model of another vocabulary or of a kind that cannot fill a tree, a model that drops
             its cache, and a sharded draft beside a sharded target.
     """
-    if model.config.is_encoder_decoder and not isinstance(drafter, NgramDraft):
+    if model.config.is_encoder_decoder and type(drafter) not in (NgramDraft, DraftModelDrafter):
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, for which "
-            f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()`, or call `generate` without `tree` "
-            "and `speculative_config`."
+            f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()` or a draft model with the target's "
+            "tokenizer, or call `generate` without `tree` and `speculative_config`."
         )
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter, model)
@@ -268,11 +269,7 @@ def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
 
 def _check_draft_model(drafter: DraftModelDrafter, target: PreTrainedModel) -> None:
     draft = drafter.model
-    if draft.config.is_encoder_decoder:
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
-            "Use a decoder-only model with the target's tokenizer."
-        )
+    _check_encoder(draft, target)
     if not draft.can_generate() and draft.get_output_embeddings() is None:
         raise ValueError(
             f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
@@ -280,6 +277,29 @@ def _check_draft_model(drafter: DraftModelDrafter, target: PreTrainedModel) -> N
         )
     drafter.check_vocabulary(target)
     _check_attention(draft, "draft")
+
+
+def _check_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """A draft with an encoder must read what the target's reads, and one without must attend to its states."""
+    if draft.config.is_encoder_decoder and draft.config.model_type != target.config.model_type:
+        raise ValueError(
+            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model, the target "
+            f"{type(target).__name__} is none of its kind. Use a decoder-only model with the target's tokenizer."
+        )
+    names: tuple[str, ...]
+    if runs_own_encoder(draft, target):
+        names, remedy = ("num_mel_bins", "max_source_positions"), "a draft for the same inputs"
+    elif attends_to_encoder_of(draft, target):
+        names, remedy = ("d_model",), "a draft with an encoder of its own"
+    else:
+        return
+    for name in names:
+        mine, its = (getattr(model.config, name, None) for model in (draft, target))
+        if mine != its:
+            raise ValueError(
+                f"`assistant_model`: the draft {type(draft).__name__} reads what belongs to the encoder of the target "
+                f"with `{name}`={mine}, which is {its} there. Use {remedy}."
+            )
 
 
 def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:

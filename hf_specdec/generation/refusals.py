@@ -12,9 +12,11 @@ from ..cache import check_reusable
 from ..compat import cache_name_of, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter, reading
+from ..models.encoders import runs_own_encoder
 from ..models.rope import length_dependent_ropes
 from ..models.structure import keeps_encoder_apart
 from ..states import is_attention_free
+from .arguments import CallArguments
 from .inherited import (
     OF_ASSISTED_GENERATION,
     OF_OTHER_MODES,
@@ -112,6 +114,23 @@ def check_inputs(
             "padding if there is no image. Pass `pixel_values`, or prompts of one length."
         )
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
+
+
+def check_encoder(arguments: CallArguments) -> None:
+    """
+    Checks that a draft with an encoder of its own gets what that reads.
+
+    Raises:
+        ValueError: if the call has the states of the target's encoder instead.
+    """
+    encoder = arguments.encoder
+    for draft in () if encoder is None or encoder.are_known else arguments.drafter.models:
+        if runs_own_encoder(draft, arguments.model):
+            raise ValueError(
+                f"`encoder_outputs` with `assistant_model`: the draft {type(draft).__name__} has an encoder of its "
+                f"own. Pass `{arguments.model.main_input_name}` instead, or a draft that attends to the target's "
+                "states."
+            )
 
 
 def _is_full(mask: torch.Tensor | None) -> bool:

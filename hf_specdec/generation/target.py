@@ -17,6 +17,7 @@ from ..forwards.tree_forward import TreeForward
 from ..forwards.whole_prompt import read_whole, shift_after
 from ..graphs import GraphLoans
 from ..models.positions import may_refuse, num_positions, said_positions
+from ..models.structure import num_decoder_layers
 from ..sequences import Sequences
 from ..states import is_attention_free, layer_kinds_of
 from ..trees import DraftTree
@@ -44,7 +45,7 @@ class Target(TreeTarget):
         self.users_cache: Any = call.cache
         """The cache that `generate` was given or has made, and returns."""
         self.cache = TreeCache(
-            model.config.get_text_config(decoder=True).num_hidden_layers,
+            num_decoder_layers(model),
             sequences.batch_size,
             sequences.device,
             capacity=self._first_capacity(num_nodes),

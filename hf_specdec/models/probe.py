@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ..compat import CACHE, cache_argument
 from .layer_kinds import LayerKind, is_attention_free, layer_kinds_of
 from .shadow import Shadow
-from .structure import execution_device, forward_parameters
+from .structure import execution_device, forward_parameters, num_decoder_layers
 
 
 logger = logging.get_logger(__name__)
@@ -192,7 +192,7 @@ class _ProbedCache(Cache):
     def __init__(self, model: PreTrainedModel, shadow: Shadow):
         kinds = layer_kinds_of(model) if isinstance(model, PreTrainedModel) else None
         if kinds is None:
-            number = model.config.get_text_config(decoder=True).num_hidden_layers
+            number = num_decoder_layers(model)
             super().__init__(layers=[_ProbedLayer(self, index) for index in range(number)])
         else:
             of_states = {LayerKind.STATES: _ProbedStates, LayerKind.BOTH: _ProbedBoth}

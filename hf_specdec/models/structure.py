@@ -25,6 +25,18 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
     return names
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the forward takes the positions of tokens. Whisper's decoder alone hands them on without naming them."""
+    name = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    return name in forward_parameters(model) or model.config.model_type == "whisper"
+
+
+def num_decoder_layers(model: PreTrainedModel) -> int:
+    """Number of layers of the decoder; `num_hidden_layers` of a decoder without its encoder may be the encoder's."""
+    own = (getattr(model.config, name, None) for name in ("decoder_layers", "num_decoder_layers"))
+    return next(filter(None, own), None) or model.config.get_text_config(decoder=True).num_hidden_layers
+
+
 def config_of_layer(config: PreTrainedConfig, layer: int = 0) -> PreTrainedConfig:
     """The config that holds for one layer; layers of Gemma 4, for one, differ in their heads."""
     return config.per_layer_config[layer] if config.is_heterogeneous else config
@@ -96,9 +108,9 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     The model's decoder layers, from first to last.
 
     Raises:
-        ValueError: if the decoder has no list of `num_hidden_layers` layers.
+        ValueError: if the decoder has no list of its layers.
     """
-    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    number = num_decoder_layers(model)
     for module in model.get_decoder().children():
         if isinstance(module, nn.ModuleList) and len(module) == number:
             return module

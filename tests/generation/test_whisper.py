@@ -7,72 +7,188 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EncoderDecoderCache, WhisperConfig, WhisperForConditionalGeneration
+from support.exact import SIGNIFICANCE, fit
+from support.whisper import drafts_of, sound, tiny_whisper
+from transformers import (
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+)
 
 import hf_specdec
+from hf_specdec.models import encoders
+from hf_specdec.trees import DraftTree
+from hf_specdec.verification import Verifier, Walk
 
 
 TREE = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
-DRAFT = {"assistant_model": hf_specdec.NgramDraft(), "tree": TREE}
+KINDS = ["ngram", "own encoder", "shared encoder", "decoder"]
+GREEDY: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
 def whisper() -> WhisperForConditionalGeneration:
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 2}
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8, "vocab_size": 60}
-    lengths = {"max_source_positions": 10, "max_target_positions": 64}
-    tokens: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
-    torch.manual_seed(0)
-    model = WhisperForConditionalGeneration(WhisperConfig(**heads, **sizes, **lengths, **tokens)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.3)
-    for option in ("suppress_tokens", "begin_suppress_tokens", "eos_token_id"):
-        setattr(model.generation_config, option, None)
-    return model
+    return tiny_whisper()
 
 
-def sound(rows: int) -> dict[str, Any]:
-    features = torch.randn(rows, 8, 20, generator=torch.Generator().manual_seed(1))
-    return {"input_features": features, "max_new_tokens": 30, "do_sample": False}
+@pytest.fixture(scope="module")
+def drafts(whisper: WhisperForConditionalGeneration) -> dict[str, Any]:
+    return drafts_of(whisper) | {"ngram": hf_specdec.NgramDraft()}
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_greedy_texts(whisper: WhisperForConditionalGeneration, rows: int) -> None:
-    expected = whisper.generate(**sound(rows))
-    assert torch.equal(whisper.generate(**sound(rows), **DRAFT), expected)
-    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_texts(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
+    for rows in (1, 3):
+        expected = whisper.generate(sound(rows), **GREEDY)
+        assert torch.equal(whisper.generate(sound(rows), **GREEDY, assistant_model=drafts[kind], tree=TREE), expected)
+        metrics = hf_specdec.last_metrics()
+        assert metrics.num_accepted_tokens > 0
+        assert kind == "ngram" or metrics.mean_acceptance_length > 2  # drafts that hear nothing get 1.3
 
 
-@pytest.mark.parametrize("columns", [20, 50], ids=["short", "long"])
-def test_timestamps(whisper: WhisperForConditionalGeneration, columns: int) -> None:
-    """Their processor reads the whole text. Sound of over 20 columns is decoded by segments."""
+@pytest.mark.parametrize("frames", [20, 50], ids=["short", "long"])
+@pytest.mark.parametrize("kind", ["ngram", "own encoder", "decoder"])
+def test_timestamps(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, frames: int) -> None:
+    """Their processor reads the whole text. Sound of over 20 frames is decoded by segments."""
+    options = {"return_timestamps": True, "generation_config": timestamped(whisper), "max_new_tokens": 30}
+    options |= {"input_features": sound(2, frames, seed=2), "attention_mask": torch.ones(2, frames, dtype=torch.long)}
+    expected = whisper.generate(**options)
+    assert torch.equal(whisper.generate(**options, assistant_model=drafts[kind], tree=TREE), expected)
+
+
+def timestamped(whisper: WhisperForConditionalGeneration) -> GenerationConfig:
     config = copy.deepcopy(whisper.generation_config)
     config.no_timestamps_token_id, config.is_multilingual, config.eos_token_id = 39, False, 2
-    features = torch.randn(2, 8, columns, generator=torch.Generator().manual_seed(2))
-    options = {"return_timestamps": True, "generation_config": config, "max_new_tokens": 30}
-    options |= {"input_features": features, "attention_mask": torch.ones(2, columns, dtype=torch.long)}
+    return config
+
+
+@pytest.mark.parametrize("kind", ["ngram", "own encoder"])
+def test_segments_after_the_text_before(
+    whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str
+) -> None:
+    """Prompts of segments differ in length, and begin with padding."""
+    config = timestamped(whisper)
+    config.prev_sot_token_id = 4
+    options = {"return_timestamps": True, "generation_config": config, "max_new_tokens": 12}
+    options |= {"input_features": sound(2, 70, seed=2), "attention_mask": torch.ones(2, 70, dtype=torch.long)}
+    options["attention_mask"][1, 45:] = 0
+    options |= {"condition_on_prev_tokens": True, "temperature": 0.0}
     expected = whisper.generate(**options)
-    assert torch.equal(whisper.generate(**options, **DRAFT), expected)
+    assert torch.equal(whisper.generate(**options, assistant_model=drafts[kind], tree=TREE), expected)
 
 
-def test_the_cache_that_is_returned(whisper: WhisperForConditionalGeneration) -> None:
+def test_the_cache_that_is_returned(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any]) -> None:
     def tensors(**options: Any) -> list[torch.Tensor]:
-        output = whisper.generate(**sound(3), force_unique_generate_call=True, return_dict_in_generate=True, **options)
+        options |= {"force_unique_generate_call": True, "return_dict_in_generate": True}
+        output = whisper.generate(sound(3), **GREEDY, **options)
         cache = output.past_key_values
         assert isinstance(cache, EncoderDecoderCache)
         layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
         return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
-    for found, expected in zip(tensors(**DRAFT), tensors(), strict=True):
+    for found, expected in zip(tensors(assistant_model=drafts["decoder"], tree=TREE), tensors(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_others_draft_for_no_encoder(whisper: WhisperForConditionalGeneration) -> None:
-    with pytest.raises(ValueError, match="encoder-decoder model, for which DraftModelDrafter"):
-        whisper.generate(**sound(1), assistant_model=whisper, tree=TREE)
-    with pytest.raises(ValueError, match="`output_attentions`=True with `assistant_model`"):
-        whisper.generate(**sound(1), **DRAFT, output_attentions=True, return_dict_in_generate=True)
+def test_returned_texts_of_one_sound(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any]) -> None:
+    """Its encoder runs for each sound; three rows of every one follow it."""
+    inputs = {"input_features": sound(2), "decoder_input_ids": torch.tensor([[3], [3]])}
+    expected = GenerationMixin.generate(whisper, **inputs, **GREEDY)
+    options = {"do_sample": True, "top_k": 1, "max_new_tokens": 30, "num_return_sequences": 3}
+    found = GenerationMixin.generate(whisper, **inputs, **options, assistant_model=drafts["own encoder"], tree=TREE)
+    assert torch.equal(found, expected.repeat_interleave(3, dim=0))
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+
+VOCAB, LENGTH, ROWS = 8, 3, 1_500
+
+
+def enumerated(model: WhisperForConditionalGeneration) -> torch.Tensor:
+    """The distribution of three tokens, `[8, 8, 8]`, by a forward for each prefix."""
+    prefixes, joint = torch.tensor([[3]]), torch.ones(1, dtype=torch.float64)
+    with torch.no_grad():
+        states = model.get_encoder()(sound(1)).last_hidden_state
+        for _ in range(LENGTH):
+            rows = len(prefixes)
+            logits = model(encoder_outputs=(states.expand(rows, -1, -1),), decoder_input_ids=prefixes).logits[:, -1]
+            joint = (joint[:, None] * (logits.double() / 3).softmax(dim=-1)).flatten()
+            tokens = torch.arange(VOCAB).repeat(rows)[:, None]
+            prefixes = torch.cat([prefixes.repeat_interleave(VOCAB, dim=0), tokens], dim=1)
+    return joint.view(VOCAB, VOCAB, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def small() -> WhisperForConditionalGeneration:
+    return tiny_whisper(vocab_size=VOCAB, decoder_layers=1)
+
+
+def drawn(model: WhisperForConditionalGeneration, assistant: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    inputs = {"input_features": sound(1).expand(ROWS, -1, -1), "decoder_input_ids": torch.full((ROWS, 1), 3)}
+    options = {"do_sample": True, "temperature": 3.0, "top_k": 0, "max_new_tokens": LENGTH + 2}
+    ids = GenerationMixin.generate(model, **inputs, **options, assistant_model=assistant, tree="[(0,),(1,),(0,0)]")
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    return ids[:, 1 : 1 + LENGTH]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_texts(small: WhisperForConditionalGeneration, kind: str) -> None:
+    draft = hf_specdec.NgramDraft(min_ngram=1) if kind == "ngram" else drafts_of(small, noise=1.0)[kind]
+    found = fit(drawn(small, draft), enumerated(small))
+    assert found.p_value > SIGNIFICANCE, found
+    assert found.detectable < 0.2
+
+
+@pytest.mark.parametrize("kind", ["ngram", "decoder"])
+def test_a_wrong_verifier_is_found(
+    small: WhisperForConditionalGeneration, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that accepts the first child where it should refuse all."""
+    right = Verifier.walk
+
+    def wrong(verifier: Verifier, draft: DraftTree, *args: Any) -> Walk:
+        walk = right(verifier, draft, *args)
+        for row, path in enumerate(walk.paths):
+            if path == [] and draft.num_nodes > 0 and draft.tokens_list[row][0] >= 0:
+                walk.paths[row] = [1]
+                walk.tokens[row].insert(0, draft.tokens_list[row][0])
+        return walk
+
+    monkeypatch.setattr(Verifier, "walk", wrong)
+    draft = hf_specdec.NgramDraft(min_ngram=1) if kind == "ngram" else drafts_of(small, noise=1.0)[kind]
+    assert fit(drawn(small, draft), enumerated(small)).p_value < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_what_is_refused(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any]) -> None:
+    def refusal(match: str, **options: Any) -> Any:
+        given = {"input_features": sound(1), "tree": TREE} | GREEDY | options
+        with pytest.raises(ValueError, match=match):
+            whisper.generate(**given)
+
+    refusal("`output_attentions`=True", assistant_model=drafts["ngram"], output_attentions=True)
+    refusal("`num_mel_bins`=6", assistant_model=tiny_whisper(num_mel_bins=6))
+    narrow = WhisperForCausalLM(tiny_whisper(d_model=16).config)
+    refusal("`d_model`=16", assistant_model=narrow)
     with pytest.raises(ValueError, match="is an encoder-decoder model"):
-        whisper.generate_batch([[3]], **DRAFT)
+        whisper.generate_batch([[3]], assistant_model=drafts["decoder"], tree=TREE)
+    states = whisper.get_encoder()(sound(1))
+    for kind in ("shared encoder", "decoder"):
+        GenerationMixin.generate(whisper, encoder_outputs=states, **GREEDY, assistant_model=drafts[kind], tree=TREE)
+    with pytest.raises(ValueError, match="`encoder_outputs` with `assistant_model`"):
+        options = {"assistant_model": drafts["own encoder"], "tree": TREE}
+        GenerationMixin.generate(whisper, encoder_outputs=states, **GREEDY, **options)
+
+
+def test_a_draft_that_reads_no_encoder(whisper: WhisperForConditionalGeneration) -> None:
+    from support.models import tiny_model
+
+    draft = tiny_model("llama", vocab_size=60)
+    expected = whisper.generate(sound(2), **GREEDY)
+    assert torch.equal(whisper.generate(sound(2), **GREEDY, assistant_model=draft, tree=TREE), expected)
+    assert encoders.encoder_arguments(draft, None) == {}

@@ -1,0 +1,84 @@
+"""What decoders read of an encoder: a draft of the target's kind attends to the target's, or runs its own."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from .structure import execution_device, forward_parameters
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderInputs:
+    """
+    What the encoder of a target has read in a call, and what it has made of it.
+
+    Args:
+        target (`PreTrainedModel`): the target.
+        inputs (`torch.Tensor`, *optional*): sound or tokens, one per row of the call, or one per several rows.
+        outputs (`torch.Tensor` of shape `[batch, states, hidden]`): the encoder's states.
+        mask (`torch.Tensor` of shape `[batch, inputs]`, *optional*): which inputs are no padding.
+    """
+
+    target: PreTrainedModel
+    inputs: torch.Tensor | None
+    outputs: torch.Tensor
+    mask: torch.Tensor | None = None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there are inputs: `generate` puts tokens of -100 in their place if it is given `encoder_outputs`."""
+        inputs = self.inputs
+        return inputs is not None and (inputs.is_floating_point() or not bool((inputs == -100).all()))
+
+
+def runs_own_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
+    """Whether a draft has an encoder of its own, rather than the target's or none."""
+    return draft.config.is_encoder_decoder and draft.get_encoder() is not target.get_encoder()
+
+
+def attends_to_encoder_of(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
+    """Whether a draft attends to the states of the target's encoder: a decoder of its kind, as DistilWhisper's."""
+    is_of_kind = target.config.is_encoder_decoder and draft.config.model_type == target.config.model_type
+    return is_of_kind and not runs_own_encoder(draft, target)
+
+
+@torch.no_grad()
+def encoder_arguments(draft: PreTrainedModel, given: EncoderInputs | None) -> dict[str, Any]:
+    """
+    Keyword arguments by which every forward of a draft reads an encoder, on the draft's device and in its dtype; none
+    for a draft that reads the text alone.
+    """
+    if given is None:
+        return {}
+    device, mask = execution_device(draft), given.mask
+    if runs_own_encoder(draft, given.target):
+        states = _own_states(draft, given)
+    elif attends_to_encoder_of(draft, given.target):
+        states = given.outputs
+    else:
+        return {}
+    states, mask = states.to(device, draft.dtype), None if mask is None else mask.to(device)
+    if draft.config.is_encoder_decoder:
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+    parameters = forward_parameters(draft)
+    arguments = {"encoder_outputs": states, "encoder_hidden_states": states, "encoder_attention_mask": mask}
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _own_states(draft: PreTrainedModel, given: EncoderInputs) -> torch.Tensor:
+    """The states of the draft's own encoder, a row of the call each."""
+    assert given.inputs is not None  # else the call is refused
+    encoder, device = draft.get_encoder(), execution_device(draft)
+    inputs = given.inputs.to(device)
+    inputs = inputs.to(draft.dtype) if inputs.is_floating_point() else inputs
+    repeats = len(given.outputs) // len(inputs)
+    arguments: dict[str, Any] = {encoder.main_input_name: inputs, "return_dict": True}
+    if given.mask is not None and "attention_mask" in inspect.signature(encoder.forward).parameters:
+        arguments["attention_mask"] = given.mask[::repeats].to(device)
+    return encoder(**arguments).last_hidden_state.repeat_interleave(repeats, dim=0)
