@@ -158,7 +158,10 @@ def load_draft_to(
     check_place(name)
     kind = kind_of_draft(name)
     options = {"dtype": dtype} if kind == "model" else {}
-    draft = _LOADERS[kind].from_pretrained(name, **options).to(device).eval()
+    loader = _LOADERS[kind]
+    if kind == "model" and target is not None and target.config.is_encoder_decoder and _needs_encoder(name, target):
+        loader = type(target)
+    draft = loader.from_pretrained(name, **options).to(device).eval()
     if kind != "model" or target is None or tokenizer is None:
         return draft
     return reading(draft, target, tokenizer, _tokenizer_beside(name))
@@ -170,6 +173,14 @@ def _tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError):
         return None
+
+
+def _needs_encoder(name: str, target: PreTrainedModel) -> bool:
+    """Whether a draft of an encoder-decoder model's kind has an encoder of another size, and so needs it itself."""
+    config = AutoConfig.from_pretrained(name)
+    sizes = ("d_model", "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads")
+    mine, its = ([getattr(one, size, None) for size in sizes] for one in (config, target.config))
+    return config.model_type == target.config.model_type and mine != its
 
 
 def check_place(name: str | None) -> None:

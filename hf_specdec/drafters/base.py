@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
@@ -132,6 +132,9 @@ class Drafter(CandidateGenerator):
     instance, so that the state of a call never outlives the call or reaches another thread: keep that state in
     attributes set by `start`.
     """
+
+    generation_config = GenerationConfig()
+    """Whisper's `generate` sets a flag there for its assistant, which means nothing to drafters."""
 
     has_probabilities = False
     """Whether the drafter can draw children from a distribution q and return it (`DraftTree.scores`)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import GenerationConfig
-
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
 from .base import Drafter, DraftRequest
@@ -35,8 +33,6 @@ class NgramDraft(Drafter):
     ```
     """
 
-    generation_config = GenerationConfig()
-    """Whisper's `generate` sets a flag there for its assistant, which means nothing to this one."""
     default_tree = DynamicTree(depth=10, top_k=3, num_nodes=16)
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1):

@@ -27,6 +27,8 @@ _MODULES_OF_DRAFTS = (
 """Modules of which one is imported wherever there is a drafter or head of hf_specdec."""
 _DIFFUSION = "transformers.models.diffusion_gemma.generation_diffusion_gemma"
 """Module of a `generate` that calls none of the methods below, and would ignore a draft."""
+_WHISPER = "transformers.models.whisper.generation_whisper"
+"""Module of a `generate` that sets a flag on its assistant before it calls that of `GenerationMixin`."""
 _DESTRUCTION = "destroy_cached_continuous_batching_manager"
 _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
 
@@ -58,6 +60,7 @@ def install() -> None:
         _wrap_batches(ContinuousMixin, name)
     _wrap_destruction(ContinuousMixin)
     when_imported(_DIFFUSION, _wrap_diffusion)
+    when_imported(_WHISPER, _wrap_whisper)
 
 
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
@@ -241,6 +244,28 @@ def _wrap_diffusion() -> None:
         return original(self, *args, **kwargs)
 
     mixin.generate = generate
+
+
+def _wrap_whisper() -> None:
+    mixin = sys.modules[_WHISPER].WhisperGenerationMixin
+    original = mixin.generate
+
+    @functools.wraps(original)
+    def generate(self, *args, **kwargs):
+        if kwargs.get("assistant_model") is not None:
+            kwargs["assistant_model"] = _with_flags(_loaded(self, kwargs["assistant_model"]))
+        return original(self, *args, **kwargs)
+
+    mixin.generate = generate
+
+
+def _with_flags(assistant_model: Any) -> Any:
+    """An assistant on which flags can be set: the drafter of a head, which has no generation config."""
+    if not _is_own(assistant_model) or hasattr(assistant_model, "generation_config"):
+        return assistant_model
+    from ..drafters import as_drafter
+
+    return as_drafter(assistant_model)
 
 
 def _wrap_batches(mixin: Any, name: str) -> None:

@@ -184,7 +184,8 @@ def _check_rotary_embedding(
 
 def _check_mode(model: PreTrainedModel, generation_config: GenerationConfig) -> None:
     if generation_config.num_beams is not None and generation_config.num_beams > 1:
-        do = remedy(model, generation_config, "num_beams", 1, "Use num_beams=1, or leave `assistant_model` out.")
+        do = "Use num_beams=1 (a pipeline of speech asks for beams by itself: `generate_kwargs={'num_beams': 1}`), "
+        do = remedy(model, generation_config, "num_beams", 1, do + "or leave `assistant_model` out.")
         raise ValueError(
             f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
             f"decoding and sampling. {do}"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.exact import SIGNIFICANCE, fit
-from support.whisper import drafts_of, sound, tiny_whisper
+from support.heads import tiny_head
+from support.models import noisy_copy, tiny_model
+from support.whisper import drafts_of, processor_parts, sound, tiny_whisper
 from transformers import (
     EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
     WhisperForCausalLM,
     WhisperForConditionalGeneration,
+    pipeline,
 )
 
 import hf_specdec
@@ -26,6 +30,8 @@ from hf_specdec.verification import Verifier, Walk
 TREE = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
 KINDS = ["ngram", "own encoder", "shared encoder", "decoder"]
 GREEDY: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
+ONE_BEAM = GREEDY | {"num_beams": 1}
+"""Pipelines of speech ask for five beams by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +105,23 @@ def test_returned_texts_of_one_sound(whisper: WhisperForConditionalGeneration, d
     options = {"do_sample": True, "top_k": 1, "max_new_tokens": 30, "num_return_sequences": 3}
     found = GenerationMixin.generate(whisper, **inputs, **options, assistant_model=drafts["own encoder"], tree=TREE)
     assert torch.equal(found, expected.repeat_interleave(3, dim=0))
+
+
+@pytest.mark.parametrize("kind", ["own encoder", "decoder"])
+def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
+    """Of sound in one piece, and in chunks that overlap."""
+    raw = torch.randn(40_000, generator=torch.Generator().manual_seed(0)).numpy()
+    parts: dict[str, Any] = {"model": whisper} | processor_parts()
+    plain, drafting = (
+        pipeline("automatic-speech-recognition", **parts, **more) for more in ({}, {"assistant_model": drafts[kind]})
+    )
+    for audio, more in ((raw[:16_000], {}), (raw, {"chunk_length_s": 1.0, "batch_size": 2})):
+        expected = plain(audio.copy(), generate_kwargs=ONE_BEAM, **more)
+        assert len(expected["text"]) > 5
+        assert drafting(audio.copy(), generate_kwargs=ONE_BEAM | {"tree": TREE}, **more) == expected
+        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+    with pytest.raises(ValueError, match="`num_beams=5`.* pipeline"):
+        drafting(raw[:16_000], generate_kwargs=GREEDY | {"tree": TREE})
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
@@ -185,9 +208,22 @@ def test_what_is_refused(whisper: WhisperForConditionalGeneration, drafts: dict[
         GenerationMixin.generate(whisper, encoder_outputs=states, **GREEDY, **options)
 
 
-def test_a_draft_that_reads_no_encoder(whisper: WhisperForConditionalGeneration) -> None:
-    from support.models import tiny_model
+def test_drafts_by_name(whisper: WhisperForConditionalGeneration, tmp_path: Path) -> None:
+    """A checkpoint of another size is loaded with its encoder; of one of the same size the decoder is enough."""
+    expected = whisper.generate(sound(1), **GREEDY)
+    tiny_whisper(d_model=16).save_pretrained(tmp_path / "smaller")
+    noisy_copy(whisper, 0.1).save_pretrained(tmp_path / "distilled")
+    for name in ("ngram", tmp_path / "smaller", tmp_path / "distilled"):
+        assert torch.equal(whisper.generate(sound(1), **GREEDY, assistant_model=name, tree=TREE), expected)
+    assert hf_specdec.last_metrics().mean_acceptance_length > 2
 
+
+def test_heads_are_refused(whisper: WhisperForConditionalGeneration) -> None:
+    with pytest.raises(ValueError, match="for which EagleDrafter cannot draft"):
+        whisper.generate(sound(1), **GREEDY, assistant_model=tiny_head(tiny_model("llama", vocab_size=60)), tree=TREE)
+
+
+def test_a_draft_that_reads_no_encoder(whisper: WhisperForConditionalGeneration) -> None:
     draft = tiny_model("llama", vocab_size=60)
     expected = whisper.generate(sound(2), **GREEDY)
     assert torch.equal(whisper.generate(sound(2), **GREEDY, assistant_model=draft, tree=TREE), expected)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+from transformers import (
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
 
 from .models import noisy_copy
 
@@ -43,3 +49,15 @@ def drafts_of(target: WhisperForConditionalGeneration, noise: float = 0.1) -> di
 def sound(rows: int, frames: int = FRAMES, seed: int = 1) -> torch.Tensor:
     """Features of sound, `[rows, mels, frames]`."""
     return torch.randn(rows, MELS, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def processor_parts() -> dict[str, Any]:
+    """A tokenizer and a feature extractor of `tiny_whisper`, which hears a second of sound."""
+    special = {"<|pad|>": 0, "<|bos|>": 1, "<|endoftext|>": 2, "<|startoftranscript|>": 3, "<|notimestamps|>": 39}
+    letters = {chr(ord("A") + number): 4 + number for number in range(35)}
+    vocab = special | letters | {f"<|{number}|>": number for number in range(40, 60)}
+    tokens: dict[str, Any] = {"unk_token": "<|endoftext|>", "bos_token": "<|bos|>", "eos_token": "<|endoftext|>"}
+    tokens |= {"pad_token": "<|pad|>", "extra_special_tokens": ["<|startoftranscript|>", "<|notimestamps|>"]}
+    tokenizer = WhisperTokenizer(vocab=vocab, merges=[], **tokens)
+    extractor = WhisperFeatureExtractor(feature_size=MELS, hop_length=800, chunk_length=1, n_fft=1600)
+    return {"tokenizer": tokenizer, "feature_extractor": extractor}
