@@ -51,10 +51,8 @@ class CallArguments:
         """What the encoder of an encoder-decoder model has read; None for other models."""
         if not self.model.config.is_encoder_decoder:
             return None
-        kwargs = self.model_kwargs
-        return EncoderInputs(
-            self.model, self.inputs_tensor, kwargs["encoder_outputs"][0], kwargs.get("attention_mask")
-        )
+        mask = self.model_kwargs.get("attention_mask")
+        return EncoderInputs(self.model, self.inputs_tensor, self.model_kwargs["encoder_outputs"], mask)
 
     @cached_property
     def options(self) -> RequestOptions:

@@ -15,7 +15,7 @@ from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.structure import forward_parameters, takes_tree_behind_encoder
+from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
 
@@ -23,7 +23,7 @@ from ..states import layer_kinds_of, mixers_of_their_own
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Kinds of layers that hold a state, which may follow a tree."""
 
-_ONE_AT_A_TIME = ("cpmant", "prophetnet")
+_ONE_AT_A_TIME = ("cpmant", "fsmt", "prophetnet")
 """Architectures whose forward fails with several tokens behind a cache."""
 
 _STATES_ELSEWHERE = (
@@ -55,10 +55,11 @@ def check_target(model: PreTrainedModel) -> None:
         ValueError: for a kind of model that cannot read a tree, or decodes in its own way.
     """
     name = type(model).__name__
-    if model.config.is_encoder_decoder and not takes_tree_behind_encoder(model):
+    if model.config.is_encoder_decoder and supports_switching(model):
         raise ValueError(
-            f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
-            "Call `generate` without `tree` and `speculative_config`."
+            f"`assistant_model`: the target {name} is an encoder-decoder model that attends to its encoder by the "
+            "same function as to the text, where a tree's mask does not fit. Call `generate` without `tree` and "
+            "`speculative_config`."
         )
     if is_pipeline(model):
         raise ValueError(

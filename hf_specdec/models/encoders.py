@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from .structure import execution_device, forward_parameters
 
@@ -21,13 +22,13 @@ class EncoderInputs:
     Args:
         target (`PreTrainedModel`): the target.
         inputs (`torch.Tensor`, *optional*): sound or tokens, one per row of the call, or one per several rows.
-        outputs (`torch.Tensor` of shape `[batch, states, hidden]`): the encoder's states.
+        outputs (`ModelOutput`): what the encoder has returned, its states `[batch, states, hidden]` first.
         mask (`torch.Tensor` of shape `[batch, inputs]`, *optional*): which inputs are no padding.
     """
 
     target: PreTrainedModel
     inputs: torch.Tensor | None
-    outputs: torch.Tensor
+    outputs: Any
     mask: torch.Tensor | None = None
 
     @property
@@ -58,27 +59,42 @@ def encoder_arguments(draft: PreTrainedModel, given: EncoderInputs | None) -> di
         return {}
     device, mask = execution_device(draft), given.mask
     if runs_own_encoder(draft, given.target):
-        states = _own_states(draft, given)
+        outputs = _own_outputs(draft, given)
     elif attends_to_encoder_of(draft, given.target):
-        states = given.outputs
+        outputs = _mapped(given.outputs, lambda tensor: _like(draft, tensor))
     else:
         return {}
-    states, mask = states.to(device, draft.dtype), None if mask is None else mask.to(device)
+    mask = None if mask is None else mask.to(device)
     if draft.config.is_encoder_decoder:
-        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
-    parameters = forward_parameters(draft)
+        return {"encoder_outputs": outputs, "attention_mask": mask}
+    parameters, states = forward_parameters(draft), outputs[0]
     arguments = {"encoder_outputs": states, "encoder_hidden_states": states, "encoder_attention_mask": mask}
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-def _own_states(draft: PreTrainedModel, given: EncoderInputs) -> torch.Tensor:
-    """The states of the draft's own encoder, a row of the call each."""
+def _own_outputs(draft: PreTrainedModel, given: EncoderInputs) -> Any:
+    """What the draft's own encoder returns, a row of the call each."""
     assert given.inputs is not None  # else the call is refused
-    encoder, device = draft.get_encoder(), execution_device(draft)
-    inputs = given.inputs.to(device)
-    inputs = inputs.to(draft.dtype) if inputs.is_floating_point() else inputs
-    repeats = len(given.outputs) // len(inputs)
-    arguments: dict[str, Any] = {encoder.main_input_name: inputs, "return_dict": True}
+    encoder, inputs = draft.get_encoder(), _like(draft, given.inputs)
+    repeats = len(given.outputs[0]) // len(inputs)
+    arguments: dict[str, Any] = {_name_of_inputs(encoder, draft): inputs, "return_dict": True}
     if given.mask is not None and "attention_mask" in inspect.signature(encoder.forward).parameters:
-        arguments["attention_mask"] = given.mask[::repeats].to(device)
-    return encoder(**arguments).last_hidden_state.repeat_interleave(repeats, dim=0)
+        arguments["attention_mask"] = given.mask[::repeats].to(inputs.device)
+    outputs = encoder(**arguments)
+    return outputs if repeats == 1 else _mapped(outputs, lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+
+def _name_of_inputs(encoder: Any, draft: PreTrainedModel) -> str:
+    return getattr(encoder, "main_input_name", draft.main_input_name)  # FSMT's is a bare module
+
+
+def _like(draft: PreTrainedModel, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the draft's device, and in its dtype if it holds numbers rather than tokens."""
+    return tensor.to(execution_device(draft), draft.dtype if tensor.is_floating_point() else None)
+
+
+def _mapped(outputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Outputs of an encoder with changed tensors; what is no tensor stays out, as losses of experts."""
+    if not isinstance(outputs, ModelOutput):
+        return tuple(change(one) if isinstance(one, torch.Tensor) else one for one in outputs)
+    return type(outputs)(**{name: change(one) for name, one in outputs.items() if isinstance(one, torch.Tensor)})

@@ -56,11 +56,6 @@ def keeps_encoder_apart(model: PreTrainedModel) -> bool:
     return model.config.model_type in ("gpt2", "blip_text_model")
 
 
-def takes_tree_behind_encoder(model: PreTrainedModel) -> bool:
-    """Whether the decoder of an encoder-decoder model takes positions and a mask per node, as Whisper's does."""
-    return model.config.model_type == "whisper"
-
-
 def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
     """
     Keyword arguments for a prefill that needs the logits of the last position alone, but the hidden states of all.

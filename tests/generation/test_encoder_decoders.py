@@ -1,0 +1,123 @@
+"""Targets that read a text or sound by an encoder: chains in one row, trees and batches where they take positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.models import noisy_copy
+from support.whisper import tiny_whisper
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    BartConfig,
+    BartForCausalLM,
+    MarianConfig,
+    MoonshineConfig,
+    PreTrainedModel,
+    T5Config,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
+    WhisperForCausalLM,
+)
+
+from hf_specdec import NgramDraft, last_metrics
+
+
+TREE = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
+IDS: dict[str, Any] = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+IDS |= {"decoder_start_token_id": 3}
+BART: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 64}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+ONE_ROW = {"bart": lambda: BartConfig(**IDS, **BART), "marian": lambda: MarianConfig(**IDS, **BART)}
+ONE_ROW["t5"] = lambda: T5Config(**IDS, **T5)
+
+
+def model_of(family: str) -> PreTrainedModel:
+    """A model whose text is varied, in float64."""
+    torch.manual_seed(3)
+    model = spread(AutoModelForSeq2SeqLM.from_config(ONE_ROW[family]()).double().eval())
+    model.generation_config.update(forced_eos_token_id=None, forced_bos_token_id=None, num_beams=1)
+    return model
+
+
+def spread(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with weights by which tokens differ."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def inputs_of(rows: int) -> dict[str, Any]:
+    ids = torch.randint(4, 61, (rows, 9), generator=torch.Generator().manual_seed(2))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
+
+
+@pytest.mark.parametrize("family", ONE_ROW)
+def test_chains(family: str) -> None:
+    target = model_of(family)
+    plain = target.generate(**inputs_of(1))
+    assert len(plain[0].unique()) > 2
+    draft = noisy_copy(target, 0.05)
+    for assistant in (draft, NgramDraft(min_ngram=1)):
+        assert torch.equal(target.generate(**inputs_of(1), assistant_model=assistant, tree="chain:4"), plain)
+        assert last_metrics().num_accepted_tokens > 0 or assistant is not draft
+    with pytest.raises(ValueError, match="takes no `position_ids`"):
+        target.generate(**inputs_of(1), assistant_model=draft, tree=TREE)
+    with pytest.raises(ValueError, match="takes no `position_ids`.* rows"):
+        target.generate(**inputs_of(3), assistant_model=draft, tree="chain:4")
+
+
+def test_a_decoder_that_attends_to_the_encoder() -> None:
+    """The states of the target's encoder, behind the padding of its input."""
+    target = model_of("bart")
+    draft = BartForCausalLM(BartConfig(**IDS, **BART)).double().eval()
+    state = {name: value for name, value in target.state_dict().items() if "decoder" in name or "lm_head" in name}
+    draft.load_state_dict(state, strict=False)
+    inputs = inputs_of(1)
+    inputs["attention_mask"][0, 5:] = 0
+    plain = target.generate(**inputs)
+    assert torch.equal(target.generate(**inputs, assistant_model=draft, tree="chain:4"), plain)
+    assert last_metrics().mean_acceptance_length > 4
+
+
+def test_positions_and_rows() -> None:
+    """Moonshine's decoder takes positions: trees, and several rows."""
+    layers = {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 2}
+    heads = {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4}
+    torch.manual_seed(3)
+    target = AutoModelForSpeechSeq2Seq.from_config(
+        MoonshineConfig(**IDS, **layers, **heads, hidden_size=32, intermediate_size=48)
+    )
+    target = spread(target.double().eval())
+    sound = torch.randn(3, 2000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    options = {"input_values": sound, "max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**options)
+    assert len(plain.unique()) > 3
+    for assistant in (noisy_copy(target, 0.05), NgramDraft(min_ngram=1)):
+        assert torch.equal(target.generate(**options, assistant_model=assistant, tree=TREE), plain)
+        assert last_metrics().num_accepted_tokens > 0
+
+
+def test_a_decoder_of_whisper_alone() -> None:
+    """`generate` does not look for the positions that it takes: padding shifts none."""
+    target = WhisperForCausalLM(tiny_whisper(vocab_size=61, encoder_layers=2).config).double().eval()
+    spread(target)
+    target.generation_config.update(eos_token_id=None, suppress_tokens=None, begin_suppress_tokens=None)
+    inputs = inputs_of(3)
+    inputs["input_ids"][1, :4], inputs["attention_mask"][1, :4] = 0, 0
+    plain = target.generate(**inputs)
+    for assistant in (noisy_copy(target, 0.05), NgramDraft(min_ngram=1)):
+        assert torch.equal(target.generate(**inputs, assistant_model=assistant, tree=TREE), plain)
+
+
+def test_attention_that_does_not_tell_the_encoder_apart() -> None:
+    part = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    part |= {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61}
+    target = T5GemmaForConditionalGeneration(T5GemmaConfig(encoder=part, decoder=part, vocab_size=61)).eval()
+    with pytest.raises(ValueError, match="`assistant_model`: the target T5Gemma.* by the same function"):
+        target.generate(**inputs_of(1), assistant_model=NgramDraft(), tree="chain:3")
