@@ -30,7 +30,7 @@ help:
 	@echo "make smoke        a few tests of each part, for every edit"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
-	@echo "make test-sweep   every causal and image-text class of transformers, tiny, beside plain generate"
+	@echo "make test-sweep   every class of transformers that writes text, tiny, beside plain generate"
 	@echo "make coverage     the same, and writes the table of docs/compatibility.md (half an hour)"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
 	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"

@@ -71,6 +71,8 @@ def tiny_model(
         pass
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None
+    if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+        model.generation_config.decoder_start_token_id = 1
     model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
     model.generation_config.forced_bos_token_id = model.generation_config.forced_eos_token_id = None
     return model

@@ -128,6 +128,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": _within("text_config", _BLOCKS_OF_KEYS),
     "minimax_m3_vl_text": _BLOCKS_OF_KEYS,
     "mistral4": {"head_dim": 32},
+    "moonshine_streaming": {"num_key_value_heads": 4},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lfm2_vl": _within("text_config", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
@@ -136,6 +137,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "nemotron_h_omni": _within("text_config", _NEMOTRON),
     "paddleocr_vl": _sections(8),
     "perception_lm": {"vision_config": _siglip(model_args={"embed_dim": 32})},
+    "pix2struct": {"text_config.d_kv": 8},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90} | _sections(4),
     "qwen3_omni_moe": {
         "talker_config.text_config.shared_expert_intermediate_size": 48,

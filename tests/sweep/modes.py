@@ -93,7 +93,12 @@ class Runner:
     def plain(self, rows: int) -> torch.Tensor:
         """What plain `generate` writes for padded rows."""
         if rows not in self._plain:
-            self._plain[rows] = self._call(rows, {})
+            try:
+                self._plain[rows] = self._call(rows, {})
+            except Exception as error:
+                self._plain[rows] = error
+        if isinstance(self._plain[rows], Exception):
+            raise self._plain[rows]
         return self._plain[rows].sequences
 
     def plain_alone(self) -> list[list[int]]:
@@ -170,7 +175,7 @@ class Runner:
                 text = call()
             except (ValueError, TypeError) as error:
                 if not forwards and _names_something(error):
-                    return Outcome("refused", str(error))
+                    return self._refused(error)
                 return self._crashed(error, plain)
             except Exception as error:
                 return self._crashed(error, plain)
@@ -185,6 +190,14 @@ class Runner:
         if not is_batch and hf_specdec.last_metrics().num_accepted_tokens == 0:
             return Outcome("exact", "nothing accepted")
         return Outcome("exact")
+
+    def _refused(self, error: Exception) -> Outcome:
+        """Where there is no plain text, nothing is refused."""
+        try:
+            self.plain(1)
+        except Exception as plain_error:
+            return Outcome("nothing", f"plain generate: {type(plain_error).__name__}: {plain_error}")
+        return Outcome("refused", str(error))
 
     def _crashed(self, error: Exception, plain: Callable[[], Any]) -> Outcome:
         try:

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .building import tiny_model
+from .encoders import encoder_inputs
 from .images import has_images, with_images
 from .modes import IMAGE_MODES, NEW_TOKENS, ROWS, Outcome, Runner, prompts
 from .registry import Pair
@@ -81,8 +82,9 @@ def run(pair: Pair, seconds: int = 300) -> Result:
                 return Result(pair, problem="has no `generate`")
             runner = runner_of(pair)
             outcomes = runner.outcomes()
-            if {outcome.kind for outcome in outcomes.values()} != {"refused"}:
-                outcomes |= state_outcomes(runner) if states_of(pair) else {}
+            if states_of(pair) and not {outcome.kind for outcome in outcomes.values()} <= {"refused", "nothing"}:
+                outcomes |= state_outcomes(runner)
+            if not runner.model.config.is_encoder_decoder:
                 outcomes |= _image_outcomes(runner.model)
             return Result(pair, outcomes)
     except _TookTooLong:
@@ -109,7 +111,8 @@ def _image_outcomes(model: PreTrainedModel) -> dict[str, Outcome]:
 def runner_of(pair: Pair) -> Runner:
     """The first model of `ATTEMPTS` whose text is varied; the last one if none is, or if it has none."""
     for seed, sharpness in ATTEMPTS:
-        runner = Runner(tiny_model(pair, seed, sharpness, _dtype_of(pair)))
+        model = tiny_model(pair, seed, sharpness, _dtype_of(pair))
+        runner = Runner(model, encoder_inputs(model) if model.config.is_encoder_decoder else prompts)
         try:
             text = runner.plain(ROWS)[:, -NEW_TOKENS:]
         except Exception:

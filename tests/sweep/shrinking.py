@@ -23,6 +23,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"resampler_depth", LAYERS),
     (r"num_(encoder|decoder)_layers|conf_num_hidden_layers|num_global_layers|aligner_num_add_layers", LAYERS),
     (r"max_position_embeddings|n_positions|n_ctx|max_target_positions|max_seq_len|context_length", POSITIONS),
+    (r"max_source_positions", 64),
     (r"sliding_window(_size)?|window_size|attention_window_size|local_attention|attention_chunk_size", WINDOW),
     (r"(.*_)?num_((encoder_|decoder_)?attention_)?heads|n_heads?|attention_heads|num_sliding_.*heads", 4),
     (r"(encoder|decoder)_attention_heads|resampler_heads|resampler_n_heads", 4),

@@ -1,4 +1,4 @@
-"""Every causal and image-text class of transformers' registry: exact, or refused by name before a forward."""
+"""Every class of transformers' registry that writes text: exact, or refused by name before a forward."""
 
 from __future__ import annotations
 
