@@ -14,6 +14,9 @@ from ..models.structure import takes_positions
 from .switch import has_windows, partial_kinds_of, supports_switching
 
 
+_ONE_ATTENTION = ("t5gemma2",)
+"""Architectures whose layers join the masks of self- and cross-attention."""
+
 _found: WeakKeyDictionary[PreTrainedModel, tuple[Any, str | None]] = WeakKeyDictionary()
 """By model its obstacle, and what this depends on beside the model's config and class."""
 
@@ -49,6 +52,8 @@ def obstacle_to_masks(model: PreTrainedModel) -> str | None:
     """Why a model takes no mask but one of padding, which suffices for a chain in one row; None if it takes others."""
     if any(hasattr(kind, "_prepare_decoder_attention_mask") for kind in {type(part) for part in modules_of(model)}):
         return "takes only masks of padding, not that of a tree"
+    if model.config.model_type in _ONE_ATTENTION:
+        return "takes no mask of a tree, since its layers attend to the text and to the encoder at once"
     if _needs_more_than_a_mask(model) and not supports_switching(model):
         return (
             "does not use transformers' attention interface, and its attention needs more than a mask (ALiBi, a "

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import torch
+from transformers.cache_utils import Cache
 
 from .kernel import NODES_PER_WORD, KernelInputs
 
@@ -65,6 +66,7 @@ class TreeContext:
             query, although `ancestors` may allow it.
         windows_from_root (`bool`): whether layers with a sliding window attend, at every query, to the keys from the
             window's width before depth 0 on; else a window counts from each query. Not for the kernel.
+        encoder_cache (`Cache`, *optional*): K/V of the call's `encoder_hidden_states`, which all nodes attend to.
     """
 
     lengths: list[int]
@@ -82,6 +84,7 @@ class TreeContext:
     block_tables: torch.Tensor | None = None
     has_causal_windows: bool = False
     windows_from_root: bool = False
+    encoder_cache: Cache | None = None
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)

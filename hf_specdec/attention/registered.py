@@ -46,7 +46,7 @@ def tree_attention(
         gives any.
     """
     implementation = previous_implementation(module.config)
-    if tree_context is None:
+    if tree_context is None or _is_of_encoder(key, tree_context):
         if implementation in ("eager", "sdpa") and selects(kwargs):
             attention_mask = with_selection(module, attention_mask, query, key, kwargs)
         function = attention_function(implementation, module)
@@ -73,6 +73,12 @@ def tree_attention(
         return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
     function = attention_function(implementation, module)
     return function(module, query, key, value, attention_mask, **kwargs)
+
+
+def _is_of_encoder(key: torch.Tensor, context: AttentionContext) -> bool:
+    """Whether a layer attends to the encoder, by a mask of the model's own (T5Gemma hands it the context, too)."""
+    cache = getattr(context, "encoder_cache", None)
+    return cache is not None and any(key is getattr(layer, "keys", None) for layer in cache.layers)
 
 
 class _AsBefore:

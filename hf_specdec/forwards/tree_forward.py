@@ -202,6 +202,7 @@ class TreeForward:
             lengths_tensor=cache.lengths_tensor if cache.lengths_are_on_device else None,
             block_tables=cache.block_tables,
             has_causal_windows=self.has_causal_windows,
+            encoder_cache=self.encoder_cache,
             windows_from_root=self.windows_from_root,
         )
         positions = None

@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 from ..attention import implementation_of
 from ..cache import TreeCache, beside_encoder
 from ..compat import cache_name_of
-from ..models.own_positions import preparation_of
+from ..models.own_positions import counts_by_mask, preparation_of
 from ..models.structure import keeping_one_logit, shares_kv
 from ..states import running_over
 
@@ -72,13 +72,14 @@ def shift_after(
     Position of a token minus its slot in the text after prompts that `cache` holds, `[…, batch]`, from what `generate`
     gave the prompts; `visible` (`[batch, slots]` bool, *optional*) says which of their slots are no padding.
     """
-    positions, slots, rows = model_kwargs.get("position_ids"), cache.lengths[0], len(cache.lengths)
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    positions, slots, rows = model_kwargs.get(f"{prefix}position_ids"), cache.lengths[0], len(cache.lengths)
     preparation = preparation_of(model)
     if preparation.drops_positions:
         first = preparation.first_position or 0  # targets with None are refused
         return torch.full((rows,), first, device=cache.device)
     if positions is not None:
         return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], rows)
-    if visible is not None:
+    if visible is not None and (not prefix or counts_by_mask(model)):
         return visible.sum(dim=1) - slots
     return torch.zeros(rows, dtype=torch.long, device=cache.device)

@@ -25,10 +25,16 @@ _MODULES_OF_DRAFTS = (
     "hf_specdec.mtp.modeling_mtp",
 )
 """Modules of which one is imported wherever there is a drafter or head of hf_specdec."""
-_DIFFUSION = "transformers.models.diffusion_gemma.generation_diffusion_gemma"
-"""Module of a `generate` that calls none of the methods below, and would ignore a draft."""
 _WHISPER = "transformers.models.whisper.generation_whisper"
 """Module of a `generate` that sets a flag on its assistant before it calls that of `GenerationMixin`."""
+_OWN_LOOPS = {
+    "diffusion_gemma.generation_diffusion_gemma": (
+        "DiffusionGemmaGenerationMixin",
+        "writes blocks of tokens by diffusion, and checks no drafts",
+    ),
+    "dia.generation_dia": ("DiaGenerationMixin", "writes several codebooks at once, and checks no drafts"),
+}
+"""Modules of a `generate` that calls none of the methods below, its class, and what it does."""
 _DESTRUCTION = "destroy_cached_continuous_batching_manager"
 _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
 
@@ -59,7 +65,8 @@ def install() -> None:
     for name in _BATCH_METHODS:
         _wrap_batches(ContinuousMixin, name)
     _wrap_destruction(ContinuousMixin)
-    when_imported(_DIFFUSION, _wrap_diffusion)
+    for module in _OWN_LOOPS:
+        when_imported(f"transformers.models.{module}", functools.partial(_wrap_own_loop, module))
     when_imported(_WHISPER, _wrap_whisper)
 
 
@@ -229,8 +236,9 @@ def _wrap_assisted_decoding(mixin: Any) -> None:
     mixin._assisted_decoding = _assisted_decoding
 
 
-def _wrap_diffusion() -> None:
-    mixin = sys.modules[_DIFFUSION].DiffusionGemmaGenerationMixin
+def _wrap_own_loop(module: str) -> None:
+    name_of_mixin, does = _OWN_LOOPS[module]
+    mixin = getattr(sys.modules[f"transformers.models.{module}"], name_of_mixin)
     original = mixin.generate
 
     @functools.wraps(original)
@@ -238,8 +246,8 @@ def _wrap_diffusion() -> None:
         for name in OPTIONS:
             if kwargs.get(name) is not None:
                 raise ValueError(
-                    f"`{name}`: the target {type(self).__name__} writes blocks of tokens by diffusion, and checks no "
-                    "drafts. Call `generate` without `assistant_model`, `tree` and `speculative_config`."
+                    f"`{name}`: the target {type(self).__name__} {does}. Call `generate` without `assistant_model`, "
+                    "`tree` and `speculative_config`."
                 )
         return original(self, *args, **kwargs)
 

@@ -111,6 +111,8 @@ class SpeculativeCall:
         if draft is None:
             return self._no_draft()
         room = [self.sequences.room(row) for row in range(self.sequences.batch_size)]
+        if self.target.forward.cache.counts_nodes:
+            draft = draft.chain_within(room[0])
         return self.ranks.agree_on_draft(draft.within(room))
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:

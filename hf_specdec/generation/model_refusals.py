@@ -9,7 +9,7 @@ from transformers.generation.utils import GenerationMixin
 from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig, only_chains
-from ..drafters import Drafter, DraftModelDrafter, NgramDraft
+from ..drafters import Drafter, DraftModelDrafter
 from ..drafters.last_feature import LastFeatureDrafter
 from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
@@ -24,7 +24,7 @@ _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding
 """Kinds of layers that hold a state, which may follow a tree."""
 
 _ONE_AT_A_TIME = ("cpmant", "fsmt", "prophetnet")
-"""Architectures whose forward fails with several tokens behind a cache."""
+"""Architectures whose forward fails with several tokens behind a cache, or lets each attend to all."""
 
 _STATES_ELSEWHERE = (
     "recurrent or convolutional layers{which}"
@@ -55,12 +55,6 @@ def check_target(model: PreTrainedModel) -> None:
         ValueError: for a kind of model that cannot read a tree, or decodes in its own way.
     """
     name = type(model).__name__
-    if model.config.is_encoder_decoder and supports_switching(model):
-        raise ValueError(
-            f"`assistant_model`: the target {name} is an encoder-decoder model that attends to its encoder by the "
-            "same function as to the text, where a tree's mask does not fit. Call `generate` without `tree` and "
-            "`speculative_config`."
-        )
     if is_pipeline(model):
         raise ValueError(
             f"`assistant_model`: the layers of the target {name} are spread over processes (`pp_size`), which is not "
@@ -130,7 +124,8 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
         ValueError: for a draft model of another vocabulary or of a kind that cannot fill a tree, a model that drops
             its cache, and a sharded draft beside a sharded target.
     """
-    if model.config.is_encoder_decoder and type(drafter) not in (NgramDraft, DraftModelDrafter):
+    reads_more = drafter.models or type(drafter).watching is not Drafter.watching
+    if model.config.is_encoder_decoder and reads_more and type(drafter) is not DraftModelDrafter:
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, for which "
             f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()` or a draft model with the target's "

@@ -40,7 +40,7 @@ _found: WeakKeyDictionary[PreTrainedModel, Preparation] = WeakKeyDictionary()
 
 def preparation_of(model: PreTrainedModel) -> Preparation:
     """How a model prepares its inputs, found once per model."""
-    if model.config.is_encoder_decoder:  # checked by the kinds that `check_target` lets pass
+    if model.config.is_encoder_decoder:  # none drops the positions of its decoder
         return Preparation()
     if takes_positions(model) and "position_ids" not in forward_parameters(model):
         return Preparation(drops_positions=True)  # `generate` looks for the name
@@ -52,6 +52,14 @@ def preparation_of(model: PreTrainedModel) -> Preparation:
         except Exception:  # it may need arguments of the call: the first forward shows what it does
             return Preparation()
     return _found[model]
+
+
+def counts_by_mask(model: PreTrainedModel) -> bool:
+    """
+    Whether the decoder of an encoder-decoder model counts the positions of a text from its mask, as Whisper's does;
+    others count slots, padding included.
+    """
+    return model.config.model_type == "whisper"
 
 
 def _look(model: PreTrainedModel) -> Preparation:

@@ -216,6 +216,29 @@ class DraftTree:
             return self
         return self.where(self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None])
 
+    def chain_within(self, room: int) -> DraftTree:
+        """
+        The first `room` nodes of a chain: for a model that gives a node the position of its slot, which may know none
+        for those beyond.
+        """
+        count = max(room, 0)
+        if count >= self.topology.depth:
+            return self
+        end, topology, index = count + 1, self.topology, self.score_index
+        return replace(
+            self,
+            tokens=self.tokens[:, :count],
+            valid=None if self.valid is None else self.valid[:, :count],
+            topology=Topology(
+                topology.parents[:, :end], topology.depths[:, :end], topology.ancestors[:, :end, :end], count
+            ),
+            score_index=[row[:end] for row in index]
+            if isinstance(index, list)
+            else index
+            if index is None
+            else index[:, :end],
+        )
+
     def where(self, counts: torch.Tensor) -> DraftTree:
         """The tree with nodes marked invalid where `counts` (`[rows, nodes]` or `[batch, 1]`, bool) is False."""
         valid = counts.expand(self.tokens.shape) if self.valid is None else self.valid & counts

@@ -20,7 +20,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     DynamicCache,
@@ -324,25 +323,6 @@ UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "recurrent_gemma": (lambda: model_of("recurrent_gemma", **HEADS, lru_width=32), "recurrent or convolutional"),
     "rwkv": (lambda: model_of("rwkv", attention_hidden_size=32), "recurrent or convolutional"),
     "openai_gpt": (lambda: model_of("openai-gpt", n_embd=32, n_layer=2, n_head=4), CACHE),
-    "t5": (
-        lambda: model_of(
-            "t5", AutoModelForSeq2SeqLM, d_model=32, d_kv=8, d_ff=48, num_heads=4, decoder_start_token_id=0
-        ),
-        "encoder-decoder",
-    ),
-    "bart": (
-        lambda: model_of(
-            "bart",
-            AutoModelForSeq2SeqLM,
-            d_model=32,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            decoder_start_token_id=2,
-        ),
-        "encoder-decoder",
-    ),
 }
 
 

@@ -69,7 +69,7 @@ def tiny_model(
         model.set_experts_implementation("eager")  # the grouped kernels take no float64
     except (AttributeError, ValueError, KeyError):
         pass
-    model.generation_config.pad_token_id = 0
+    model.generation_config.pad_token_id, model.generation_config.num_beams = 0, 1
     model.generation_config.eos_token_id = None
     if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
         model.generation_config.decoder_start_token_id = 1

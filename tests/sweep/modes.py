@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from support.scripted import ScriptedDraft
 from transformers import GenerationMixin, PreTrainedModel
 
 import hf_specdec
@@ -80,6 +81,10 @@ class Runner:
     def outcome(self, mode: str) -> Outcome:
         """The outcome of one of `MODES` or `IMAGE_MODES`."""
         mode = mode.removeprefix("image, ")
+        if self.model.config.is_encoder_decoder and mode in ("chain", "tree", "padded batch"):
+            rows = ROWS if mode == "padded batch" else 1
+            draft = self._scripted(rows)
+            return self._generate(rows, lambda: draft, CHAIN if mode == "chain" else TREE)
         if mode == "chain":
             return self._generate(1, lambda: self.model, CHAIN)
         if mode == "n-grams":
@@ -123,6 +128,13 @@ class Runner:
         inputs = prompts(ROWS)
         rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
         return [ids[mask.bool()].tolist() for ids, mask in rows]
+
+    def _scripted(self, rows: int) -> ScriptedDraft:
+        """Encoder-decoder targets take no draft models."""
+        try:
+            return ScriptedDraft(self.plain(rows)[:, -NEW_TOKENS:].tolist())
+        except Exception:
+            return ScriptedDraft([[]] * rows)
 
     def _generate(self, rows: int, draft: Callable[[], Any], tree: Any) -> Outcome:
         logits: list[torch.Tensor] = []
