@@ -84,6 +84,7 @@ def _siglip(**values: Any) -> SiglipVisionConfig:
 EXTRAS: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {4: 4}, "max_value_projector_patch_to_query_dict": 4},
     "bamba": {"=attn_layer_indices": [1], "num_hidden_layers": 3} | _MAMBA2,
+    "blip-2": {"image_token_index": 70},
     "chameleon": {"vocabulary_map": {"<image>": 70, "IMGIMGAA": 71}},
     "cohere_compass": {"text_config.rope_parameters": _BY_LAYER_TYPE},
     "cohere_compass_text": {"rope_parameters": _BY_LAYER_TYPE},
@@ -122,6 +123,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5, "num_hidden_layers": 3},
     **dict.fromkeys(("inkling_text", "inkling2_text", "inkling2_loop_text"), _INKLING),
     **{name: _within("text_config", _INKLING) for name in ("inkling_mm_model", "inkling2", "inkling2_loop")},
+    "instructblip": {"image_token_index": 70},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 32},
     "mamba": {"time_step_rank": 5},
     "mamba2": {"n_groups": 2, "chunk_size": 8},
@@ -147,6 +149,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "qwen4_exp": {"=text_config": {name[1:]: value for name, value in _QSA.items() if name.startswith("=")}}
     | _within("text_config", {name: value for name, value in _QSA.items() if not name.startswith("=")}),
     "qwen4_exp_text": _QSA,
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
     "step3p7": {"text_config.sliding_window": 8},

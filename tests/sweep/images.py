@@ -57,6 +57,8 @@ def with_images(model: PreTrainedModel, text: Inputs) -> Inputs:
     token = next((value for name in _IMAGE_NAMES if (value := getattr(model.config, name, None)) is not None), None)
     if token is None:
         raise NoImages("the config names no image token")
+    if "qformer_input_ids" in _arguments(model):
+        images["qformer_input_ids"] = text["input_ids"]
     images, count = _readable(model, images)
     count //= rows
     ids = text["input_ids"]
