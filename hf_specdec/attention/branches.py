@@ -10,6 +10,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from ..models.layer_kinds import is_attention_free
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
+from ..models.reasons import Reason
 from ..models.structure import takes_positions
 from .switch import has_windows, partial_kinds_of, supports_switching
 
@@ -39,11 +40,11 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     if not isinstance(model, GenerationMixin):  # a head of ours
         return None
     if not takes_positions(model) and not is_attention_free(model):
-        return "takes no `position_ids`, which the nodes of a tree need"
+        return f"{Reason.POSITIONS}, which the nodes of a tree need"
     if preparation_of(model).first_position is None:
         return (
-            "drops the `position_ids` of `generate`, and does not read those that its forward takes, which the nodes "
-            "of a tree need"
+            f"{Reason.POSITIONS} from `generate`, and does not read those that its forward takes, which the nodes of "
+            "a tree need"
         )
     return None
 
@@ -51,13 +52,13 @@ def _obstacle(model: PreTrainedModel) -> str | None:
 def obstacle_to_masks(model: PreTrainedModel) -> str | None:
     """Why a model takes no mask but one of padding, which suffices for a chain in one row; None if it takes others."""
     if any(hasattr(kind, "_prepare_decoder_attention_mask") for kind in {type(part) for part in modules_of(model)}):
-        return "takes only masks of padding, not that of a tree"
+        return f"{Reason.MASK}, only masks of padding"
     if model.config.model_type in _ONE_ATTENTION:
-        return "takes no mask of a tree, since its layers attend to the text and to the encoder at once"
+        return f"{Reason.MASK}, since its layers attend to the text and to the encoder at once"
     if _needs_more_than_a_mask(model) and not supports_switching(model):
         return (
-            "does not use transformers' attention interface, and its attention needs more than a mask (ALiBi, a "
-            "sliding window, or chunks)"
+            f"{Reason.MASK}: it does not use transformers' attention interface, and its attention needs more (ALiBi, "
+            "a sliding window, or chunks)"
         )
     return None
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..compat import CACHE_NAMES
 from ..forwards.tree_forward import TreeForward
+from ..models.reasons import Reason
 from ..models.structure import forward_parameters
 
 
@@ -101,7 +102,7 @@ def checked_inputs(model: PreTrainedModel, num_tokens: int, values: dict[str, An
         return {}
     if model.config.model_type in _WITHOUT_PLACES:
         raise ValueError(
-            f"`pixel_values`: {name} caches an image before the prompt, where no token stands for it, and "
+            f"`pixel_values`: the target {name} {Reason.OTHER_TOKENS}: it caches an image before the prompt, and "
             "`generate_batch` and its manager need a token for each position. Use `generate`."
         )
     return found

@@ -245,9 +245,11 @@ def _wrap_own_loop(module: str) -> None:
     def generate(self, *args, **kwargs):
         for name in OPTIONS:
             if kwargs.get(name) is not None:
+                from ..models.reasons import Reason
+
                 raise ValueError(
-                    f"`{name}`: the target {type(self).__name__} {does}. Call `generate` without `assistant_model`, "
-                    "`tree` and `speculative_config`."
+                    f"`{name}`: the target {type(self).__name__} {Reason.LOOP}: it {does}. Call `generate` without "
+                    "`assistant_model`, `tree` and `speculative_config`."
                 )
         return original(self, *args, **kwargs)
 

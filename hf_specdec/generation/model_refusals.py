@@ -15,6 +15,7 @@ from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
+from ..models.reasons import Reason
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
@@ -26,10 +27,6 @@ _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding
 _ONE_AT_A_TIME = ("cpmant", "fsmt", "prophetnet")
 """Architectures whose forward fails with several tokens behind a cache, or lets each attend to all."""
 
-_STATES_ELSEWHERE = (
-    "recurrent or convolutional layers{which}"
-    ", whose state cannot hold a tree: it is kept outside of transformers' cache"
-)
 
 _PLAIN_LAYERS = frozenset(
     {
@@ -64,8 +61,8 @@ def check_target(model: PreTrainedModel) -> None:
     _check_decoding(model)
     if any(hasattr(kind, "prepare_dynamic_mask") for kind in {type(module) for module in modules_of(model)}):
         raise ValueError(
-            f"`assistant_model`: the target {name} adds a learned bias to its attention mask, which trees replace. "
-            "Call `generate` without `assistant_model`."
+            f"`assistant_model`: the target {name} {Reason.MASK}: it adds a learned bias to its own. Call `generate` "
+            "without `assistant_model`."
         )
     owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
     peft_config = getattr(owner, "active_peft_config", None)
@@ -76,8 +73,8 @@ def check_target(model: PreTrainedModel) -> None:
         )
     if not preparation_of(model).keeps_tokens_and_cache:
         raise ValueError(
-            f"`assistant_model`: the target {name} replaces tokens or cache in its `prepare_inputs_for_generation`. "
-            "Call `generate` without `assistant_model`."
+            f"`assistant_model`: the target {name} {Reason.OTHER_TOKENS}: its `prepare_inputs_for_generation` "
+            "replaces tokens or cache. Call `generate` without `assistant_model`."
         )
 
 
@@ -90,13 +87,13 @@ def check_batching(model: PreTrainedModel) -> None:
     """
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, whose requests are "
-            "more than tokens. Use `generate`."
+            f"`assistant_model`: the target {type(model).__name__} {Reason.ENCODER}, whose requests are more than "
+            "tokens. Use `generate`."
         )
     obstacle = obstacle_to_branches(model)
     if obstacle is not None:
         raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} {obstacle}, and those of rows of unequal length. "
+            f"`assistant_model`: the target {type(model).__name__} {obstacle}; rows of unequal length need it, too. "
             "Use `generate` with one row and a chain."
         )
 
@@ -111,7 +108,7 @@ def check_rows(model: PreTrainedModel, drafter: Drafter, rows: int) -> None:
     obstacle = only_chains(model, drafter)
     if rows > 1 and obstacle is not None:
         raise ValueError(
-            f"`assistant_model`: {obstacle}, and those of rows of unequal length. Pass one row, or call `generate` "
+            f"`assistant_model`: {obstacle}; rows of unequal length need it, too. Pass one row, or call `generate` "
             "without `assistant_model`."
         )
 
@@ -127,7 +124,7 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
     reads_more = drafter.models or type(drafter).watching is not Drafter.watching
     if model.config.is_encoder_decoder and reads_more and type(drafter) is not DraftModelDrafter:
         raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, for which "
+            f"`assistant_model`: the target {type(model).__name__} {Reason.ENCODER}, for which "
             f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()` or a draft model with the target's "
             "tokenizer, or call `generate` without `tree` and `speculative_config`."
         )
@@ -159,8 +156,7 @@ def _check_decoding(model: PreTrainedModel) -> None:
         modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
     ):
         raise ValueError(
-            f"`assistant_model`: the target {name} has a decoding loop of its own. Call `generate` without "
-            "`assistant_model`."
+            f"`assistant_model`: the target {name} {Reason.LOOP}. Call `generate` without `assistant_model`."
         )
 
 
@@ -171,7 +167,7 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
     kinds = set(getattr(text_config, "layer_types", None) or ())
     if not kinds and getattr(text_config, "attention_chunk_size", None):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has chunked attention, but its config does not tell in which "
+            f"`assistant_model`: the {role} {name} {Reason.SPARSE} (chunks), but its config does not tell in which "
             "layers (`layer_types`). Call `generate` without `assistant_model`."
         )
     _check_kinds(model, role, kinds)
@@ -184,22 +180,21 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
     parameters = forward_parameters(model)
     if not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(parameters):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has cross-attention that needs a new mask for every token. Call "
-            "`generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} {Reason.CROSS_ATTENTION}. Call `generate` without "
+            " `assistant_model`."
         )
     if text_config.model_type in NO_TREES:
         raise ValueError(
-            f"`assistant_model`: the {role} {name} takes no mask of a tree before transformers "
+            f"`assistant_model`: the {role} {name} {Reason.MASK} before transformers "
             f"{'.'.join(map(str, TREES_FROM))}. Update transformers, or call `generate` without `assistant_model`."
         )
     if text_config.model_type in _ONE_AT_A_TIME:
         raise ValueError(
-            f"`assistant_model`: the {role} {name} reads one token at a time behind a cache. Call `generate` without "
-            "`assistant_model`."
+            f"`assistant_model`: the {role} {name} {Reason.ONE_TOKEN}. Call `generate` without `assistant_model`."
         )
     if not cache_argument(parameters):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} takes no `{CACHE}`, which the nodes of a tree need. Call "
+            f"`assistant_model`: the {role} {name} {Reason.CACHE} (`{CACHE}`), which the nodes of a tree need. Call "
             "`generate` without `assistant_model`."
         )
 
@@ -224,17 +219,22 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     states = [kind for kind in others if kind not in sparse]
     parts = []
     if states or not sparse:
-        parts.append(_STATES_ELSEWHERE.format(which=f" ({', '.join(states)})" if states else ""))
+        parts.append(_states_elsewhere(states))
     if sparse:
         own = sorted({layer.__name__ for kind in sparse if (layer := own_cache_layer(kind)) is not None})
         parts.append(
-            f"sparse attention ({', '.join(sparse)}), which selects tokens without regard to a tree"
+            f"{Reason.SPARSE} ({', '.join(sparse)}), which selects tokens without regard to a tree"
             + (f" and joins them in cache layers of its own ({', '.join(own)})" if own else "")
         )
     raise ValueError(
-        f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
+        f"`assistant_model`: the {role} {type(model).__name__} {', and '.join(parts)}. Call `generate` without "
         "`assistant_model`."
     )
+
+
+def _states_elsewhere(kinds: list[str]) -> str:
+    which = f" ({', '.join(kinds)})" if kinds else ""
+    return f"{Reason.STATES}{which}, whose state cannot hold a tree: it is kept outside of transformers' cache"
 
 
 def _check_states(model: PreTrainedModel, role: str) -> None:
@@ -243,9 +243,9 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     own = sorted(_STATE_LAYERS & set(kinds))
     if mixers_of_their_own(model) is None:
-        states = _STATES_ELSEWHERE.format(which=f" ({', '.join(own)})" if own else "")
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has {states}. Call `generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} {_states_elsewhere(own)}. Call `generate` without "
+            "`assistant_model`."
         )
     if getattr(model, "use_kernels", False):
         raise ValueError(

@@ -13,6 +13,7 @@ from ..compat import cache_name_of, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter, reading
 from ..models.encoders import runs_own_encoder
+from ..models.reasons import Reason
 from ..models.rope import length_dependent_ropes
 from ..models.structure import keeps_encoder_apart
 from ..states import is_attention_free
@@ -110,8 +111,8 @@ def check_inputs(
     mask = model_kwargs.get("attention_mask")
     if model.config.model_type == "git" and model_kwargs.get("pixel_values") is None and not _is_full(mask):
         raise ValueError(
-            f"`attention_mask` with `assistant_model`: the target {type(model).__name__} masks other tokens than the "
-            "padding if there is no image. Pass `pixel_values`, or prompts of one length."
+            f"`attention_mask` with `assistant_model`: the target {type(model).__name__} {Reason.MASK} without an "
+            "image: it masks other tokens than the padding. Pass `pixel_values`, or prompts of one length."
         )
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
 

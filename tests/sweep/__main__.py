@@ -1,6 +1,6 @@
 """
 Runs the sweep, or a part of it:
-`python -m tests.sweep [MODEL_TYPE …] [--shard 1/4] [--results FILE] [--write | --update PAGE]`.
+`python -m tests.sweep [MODEL_TYPE …] [--shard 1/4] [--results FILE] [--write | --update | --compare PAGE]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .registry import all_pairs  # noqa: E402
 from .results import read_results, write_results  # noqa: E402
 from .running import run  # noqa: E402
 from .states import states_of  # noqa: E402
-from .table import write_table  # noqa: E402
+from .table import changes, summaries_in, write_table  # noqa: E402
 
 
 def main() -> int:
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="a JSON file to which results are added")
     parser.add_argument("--write", type=Path, help="a page whose table is written from all results")
     parser.add_argument("--update", type=Path, help="as --write, but what a page says of other pairs stays")
+    parser.add_argument("--compare", type=Path, help="a page: prints what the results say otherwise than its table")
     parser.add_argument("--resume", action="store_true", help="leave out pairs that --results has")
     parser.add_argument("--states", action="store_true", help="only pairs that have layers with states")
     parser.add_argument("--no-run", action="store_true", help="only count, and write the table of, --results")
@@ -54,6 +55,10 @@ def main() -> int:
                 write_results(options.results, results)
     counts = collections.Counter(result.summary for result in results.values())
     print(f"transformers {transformers.__version__}:", ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
+    for page in filter(None, (options.write, options.update, options.compare)):
+        found = {pair: result.summary for pair, result in results.items()}
+        said = {pair: one for pair, one in summaries_in(page).items() if options.write or pair in found}
+        print(f"Beside {page}:", *(changes(said, found) or ["no changes"]), sep="\n  ")
     if options.write:
         write_table(options.write, list(results.values()))
     if options.update:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
+
+from hf_specdec.models.reasons import Reason
 
 from .modes import Outcome
 from .registry import Pair
@@ -58,7 +60,7 @@ def table_of(rows: list[Row]) -> str:
     for row in rows:
         groups[row.summary, row.reason].append(row)
     lines = [
-        f"transformers {transformers.__version__}: {len(rows)} pairs of architecture and class.",
+        f"transformers {transformers.__version__}: {len(rows)} pairs of architecture and class. {_share(rows)}",
         "A star: with an image, too.",
         "",
         "| result | why | number | classes |",
@@ -69,6 +71,24 @@ def table_of(rows: list[Row]) -> str:
             if summary == title:
                 lines.append(f"| {_TITLES[title]} | {reason} | {len(found)} | {_classes(found)} |")
     return "\n".join(lines)
+
+
+def _share(rows: list[Row]) -> str:
+    """How many of the pairs that plain `generate` serves are exact, in some or in all ways."""
+    counts = Counter(row.summary for row in rows)
+    run = len(rows) - counts["not run"]
+    exact = counts["exact"] + counts["partly"]
+    return f"Plain `generate` runs {run}; {exact} ({exact / run:.0%}) are exact, {counts['exact']} in every mode."
+
+
+def changes(before: dict[Pair, str], after: dict[Pair, str]) -> list[str]:
+    """What a sweep has found otherwise than a page says, a line for each pair; for a new release, say."""
+    lines = []
+    for pair in sorted(before | after):
+        old, new = before.get(pair), after.get(pair)
+        if old != new:
+            lines.append(f"{pair}: {old or 'not there'} -> {new or 'not there'}")
+    return lines
 
 
 def rows_in(page: Path) -> list[Row]:
@@ -113,10 +133,12 @@ def _reason(result: Result) -> str:
 
 
 def _said(outcome: Outcome, pair: Pair) -> str:
-    """What a refusal says of a class, without its name and the remedy."""
+    """The reason of a refusal, or what it says of a class, without its name and the remedy."""
+    if (reason := Reason.of(outcome.detail)) is not None:
+        return str(reason)
     said = re.sub(r"^.*?`(assistant_model`|tree`=[^:]*): ", "", re.split(r"\. (?=[A-Z])", outcome.detail)[0])
     said = re.sub(rf"the (target|draft) \w+(?:{pair.class_name})? ", "", said)
-    return _shortened(said.removesuffix(", and those of rows of unequal length"))
+    return _shortened(said)
 
 
 def _shortened(text: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_specdec.compat import NO_TREES
+from hf_specdec.models.reasons import Reason
 
 from .building import tiny_model
 from .images import with_images
@@ -59,11 +60,11 @@ def test_padding_behind_an_image() -> None:
     [
         ("doge", "tree", "learned bias"),
         ("doge", "generate_batch", "learned bias"),
-        ("whisper", "generate_batch", "takes no `position_ids`"),
-        ("idefics", "tree", "cross-attention"),
-        ("kosmos-2", "generate_batch", "masks of padding"),
-        ("deepseek_v4", "tree", "sparse attention ("),
-        ("rwkv", "tree", "recurrent or convolutional layers"),
+        ("whisper", "generate_batch", Reason.POSITIONS),
+        ("idefics", "tree", Reason.CROSS_ATTENTION),
+        ("kosmos-2", "generate_batch", Reason.MASK),
+        ("deepseek_v4", "tree", Reason.SPARSE),
+        ("rwkv", "tree", Reason.STATES),
     ],
 )
 def test_refusals(model_type: str, mode: str, reason: str) -> None:

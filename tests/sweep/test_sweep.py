@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import transformers
 
+from hf_specdec.models.reasons import Reason
+
 from .registry import Pair, all_pairs
 from .running import run
-from .table import summaries_in
+from .table import rows_in, summaries_in
 
 
-LEAST_EXACT = 200
+LEAST_EXACT, LEAST_SHARE = 240, 0.9
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
@@ -27,6 +29,16 @@ def test_the_table(documented: dict[Pair, str]) -> None:
     summaries = list(documented.values())
     assert "failure" not in summaries
     assert summaries.count("exact") >= LEAST_EXACT
+    run = len(summaries) - summaries.count("not run")
+    assert summaries.count("exact") + summaries.count("partly") >= LEAST_SHARE * run
+
+
+@pytest.mark.any_version
+def test_reasons() -> None:
+    """Each refusal in the table is for one of ten."""
+    assert len(Reason) <= 10
+    said = {row.reason for row in rows_in(PAGE) if row.summary in ("partly", "refused")}
+    assert None not in map(Reason.of, said)
 
 
 @pytest.mark.slow
@@ -35,6 +47,8 @@ def test_the_table(documented: dict[Pair, str]) -> None:
 def test_pair(pair: Pair, documented: dict[Pair, str]) -> None:
     result = run(pair)
     assert not result.failures, result.line()
+    refused = [outcome.detail for outcome in result.outcomes.values() if outcome.kind == "refused"]
+    assert None not in map(Reason.of, refused), f"without a reason: {result.line()}"
     said = documented.get(pair)
     if f"transformers {transformers.__version__}:" in PAGE.read_text():
         assert result.summary == said, f"docs/compatibility.md says {said!r}: {result.line()}"
