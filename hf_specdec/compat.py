@@ -75,7 +75,7 @@ def cache_of(arguments: dict[str, Any]) -> Any:
 # --------------------------------------------------------------------------------------------------------------- masks
 
 TREES_FROM = (5, 23)
-NO_TREES: frozenset[str] = frozenset() if _RELEASE >= TREES_FROM else frozenset({"git", "moshi"})
+NO_TREES: frozenset[str] = frozenset() if _RELEASE >= TREES_FROM else frozenset({"git", "mllama_text_model", "moshi"})
 """Model types whose attention takes neither the mask nor the context of a tree in this release."""
 
 

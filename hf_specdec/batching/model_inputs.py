@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..compat import CACHE_NAMES
 from ..forwards.tree_forward import TreeForward
 from ..models.reasons import Reason
-from ..models.structure import forward_parameters
+from ..models.structure import attends_to_images_apart, forward_parameters
 
 
 _WITHOUT_PLACES = ("git",)
@@ -104,6 +104,11 @@ def checked_inputs(model: PreTrainedModel, num_tokens: int, values: dict[str, An
         raise ValueError(
             f"`pixel_values`: the target {name} {Reason.OTHER_TOKENS}: it caches an image before the prompt, and "
             "`generate_batch` and its manager need a token for each position. Use `generate`."
+        )
+    if attends_to_images_apart(model):
+        raise ValueError(
+            f"`{next(iter(found))}`: the target {name} {Reason.CROSS_ATTENTION}. Give the text alone, or call "
+            "`generate` without `assistant_model`."
         )
     return found
 

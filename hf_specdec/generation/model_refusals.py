@@ -16,7 +16,7 @@ from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
 from ..models.reasons import Reason
-from ..models.structure import forward_parameters
+from ..models.structure import attends_to_images_apart, forward_parameters
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
 
@@ -178,7 +178,8 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             "'sdpa' or 'eager', or call `generate` without `assistant_model`."
         )
     parameters = forward_parameters(model)
-    if not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(parameters):
+    masks_encoder = not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(parameters)
+    if masks_encoder and not attends_to_images_apart(model):
         raise ValueError(
             f"`assistant_model`: the {role} {name} {Reason.CROSS_ATTENTION}. Call `generate` without "
             " `assistant_model`."

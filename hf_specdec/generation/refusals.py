@@ -15,7 +15,7 @@ from ..drafters import as_drafter, reading
 from ..models.encoders import runs_own_encoder
 from ..models.reasons import Reason
 from ..models.rope import length_dependent_ropes
-from ..models.structure import keeps_encoder_apart
+from ..models.structure import attends_to_images_apart, keeps_encoder_apart
 from ..states import is_attention_free
 from .arguments import CallArguments
 from .inherited import (
@@ -27,6 +27,9 @@ from .inherited import (
     set_aside_idle_options,
 )
 from .model_refusals import check_draft, check_foreign_hooks, check_target
+
+
+_IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 
 
 def check_call(
@@ -100,6 +103,12 @@ def check_inputs(
         raise ValueError(
             f"`encoder_hidden_states` with `assistant_model`: the target {type(model).__name__} attends to them by "
             "cross-attention, whose K/V a tree's cache does not hold. Call `generate` without `assistant_model`."
+        )
+    images = [name for name in _IMAGES if model_kwargs.get(name) is not None]
+    if images and attends_to_images_apart(model):
+        raise ValueError(
+            f"`{images[0]}` with `assistant_model`: the target {type(model).__name__} {Reason.CROSS_ATTENTION}. Call "
+            "`generate` without images, or without `assistant_model`."
         )
     for option in ("output_attentions", "output_hidden_states"):
         if model.config.is_encoder_decoder and getattr(generation_config, option):

@@ -56,6 +56,11 @@ def keeps_encoder_apart(model: PreTrainedModel) -> bool:
     return model.config.model_type in ("gpt2", "blip_text_model")
 
 
+def attends_to_images_apart(model: PreTrainedModel) -> bool:
+    """Whether some layers attend to images alone, and are left out without any, as in Mllama."""
+    return hasattr(model.config.get_text_config(decoder=True), "cross_attention_layers")
+
+
 def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
     """
     Keyword arguments for a prefill that needs the logits of the last position alone, but the hidden states of all.

@@ -129,6 +129,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "mamba2": {"n_groups": 2, "chunk_size": 8},
     "minimax_m3_vl": _within("text_config", _BLOCKS_OF_KEYS),
     "minimax_m3_vl_text": _BLOCKS_OF_KEYS,
+    "mllama": _within("text_config", {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]})
+    | {"vision_config.intermediate_layers_indices": [0, 1], "vision_config.vision_output_dim": 96},
     "mistral4": {"head_dim": 32},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},

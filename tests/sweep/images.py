@@ -54,6 +54,15 @@ def with_images(model: PreTrainedModel, text: Inputs) -> Inputs:
         places = torch.zeros_like(text["input_ids"])
         places[:, -4 - model.config.latent_query_num : -4] = 1
         return text | images | {"image_embeds_position_mask": places}
+    if model_type == "mllama":
+        tiles = vision.max_num_tiles
+        pixels = images["pixel_values"][:, None, None].expand(-1, 1, tiles, -1, -1, -1)
+        mask = torch.ones(*text["input_ids"].shape, 1, tiles, dtype=torch.long)
+        ratios = {
+            "aspect_ratio_ids": torch.ones(rows, 1).long(),
+            "aspect_ratio_mask": torch.ones(rows, 1, tiles).long(),
+        }
+        return text | ratios | {"pixel_values": pixels, "cross_attention_mask": mask}
     token = next((value for name in _IMAGE_NAMES if (value := getattr(model.config, name, None)) is not None), None)
     if token is None:
         raise NoImages("the config names no image token")

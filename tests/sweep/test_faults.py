@@ -84,6 +84,16 @@ def test_cross_attention_of_an_inner_model() -> None:
     assert Runner(model, lambda rows: inputs).outcome("n-grams").kind == "exact"
 
 
+@pytest.mark.skipif("mllama_text_model" in NO_TREES, reason="refused")
+def test_layers_that_attend_to_images() -> None:
+    """Without an image they are left out."""
+    model = tiny_model(Pair("mllama", "MllamaForConditionalGeneration"))
+    assert {one.kind for one in Runner(model).outcomes(("padded batch", "generate_batch")).values()} == {"exact"}
+    of_images = Runner(model, lambda rows: with_images(model, prompts(rows)))
+    for mode in ("image, tree", "image, generate_batch"):
+        assert_refused(of_images.outcome(mode), Reason.CROSS_ATTENTION)
+
+
 def test_encoders_as_language_models() -> None:
     """Their prompts attend in both directions, which `generate` leaves to them."""
     runner = Runner(tiny_model(pair_of("bert"), sharpness=8.0, is_decoder=False))
