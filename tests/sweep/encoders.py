@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.models.structure import forward_parameters
+
 from .modes import Inputs, prompts
 from .shrinking import parts_of
 
@@ -61,7 +63,9 @@ def _beginning(model: PreTrainedModel, rows: int) -> Inputs:
 
 
 def _texts(model: PreTrainedModel) -> list[Callable[[int], Inputs]]:
-    return [prompts, _with_boxes] if model.main_input_name == "input_ids" else []
+    if model.main_input_name != "input_ids":
+        return []
+    return [_with_boxes if "bbox" in forward_parameters(model) else prompts]
 
 
 def _with_boxes(rows: int) -> Inputs:
