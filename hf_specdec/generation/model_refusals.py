@@ -15,6 +15,7 @@ from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
+from ..models.probe import reads_tokens_alone
 from ..models.reasons import Reason
 from ..models.structure import attends_to_images_apart, forward_parameters
 from ..ranks import is_pipeline, is_sharded
@@ -274,6 +275,11 @@ def _check_draft_model(drafter: DraftModelDrafter, target: PreTrainedModel) -> N
         )
     drafter.check_vocabulary(target)
     _check_attention(draft, "draft")
+    if "pixel_values" in forward_parameters(draft) and not reads_tokens_alone(draft):
+        raise ValueError(
+            f"`assistant_model`: the draft {type(draft).__name__} {Reason.OTHER_TOKENS}: its forward wants an image. "
+            "Use a language model."
+        )
 
 
 def _check_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> None:

@@ -118,6 +118,7 @@ class Layers:
 
 
 _found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = weakref.WeakKeyDictionary()
+_read_alone: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _running = threading.local()
 
 
@@ -134,6 +135,20 @@ def layers_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Layer
     if key not in found:
         found[key] = probe(model, key)
     return found[key]
+
+
+def reads_tokens_alone(model: PreTrainedModel) -> bool:
+    """Whether a model's forward takes tokens without an image or the like; some refuse that with a ValueError."""
+    if model not in _read_alone:
+        try:
+            _probe(model, Shadow(model, model.dtype), model.dtype, is_whole=True, with_context=False)
+        except ValueError:
+            _read_alone[model] = False
+        except Exception:  # noqa: BLE001  (what depends on data fails in any way)
+            _read_alone[model] = True
+        else:
+            _read_alone[model] = True
+    return _read_alone[model]
 
 
 def probe(model: PreTrainedModel, dtype: torch.dtype) -> Layers | None:
