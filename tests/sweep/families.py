@@ -144,6 +144,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "pix2struct": {"text_config.d_kv": 8},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90} | _sections(4),
     "qwen3_omni_moe": {
+        "=enable_audio_output": False,
+        "thinker_config.vision_start_token_id": 90,
         "talker_config.text_config.shared_expert_intermediate_size": 48,
         "talker_config.spatial_merge_size": 2,
     },

@@ -71,8 +71,16 @@ class Runner:
     def draft(self) -> PreTrainedModel:
         """A draft model that is often right."""
         if self._draft is None:
-            self._draft = noisy_copy(self.model)
+            self._draft = noisy_copy(self.writer)
         return self._draft
+
+    @property
+    def writer(self) -> PreTrainedModel:
+        """What writes the text: the model, or the part whose `generate` the model's own calls."""
+        if type(self.model).generate is GenerationMixin.generate:
+            return self.model
+        parts = (part for part in self.model.modules() if isinstance(part, GenerationMixin) and part is not self.model)
+        return next((part for part in parts if isinstance(part, PreTrainedModel)), self.model)
 
     def outcomes(self, modes: Iterable[str] = MODES) -> dict[str, Outcome]:
         """The outcome of every mode, by its name."""
@@ -86,7 +94,7 @@ class Runner:
             draft = self._scripted(rows)
             return self._generate(rows, lambda: draft, CHAIN if mode == "chain" else TREE)
         if mode == "chain":
-            return self._generate(1, lambda: self.model, CHAIN)
+            return self._generate(1, lambda: self.writer, CHAIN)
         if mode == "n-grams":
             return self._generate(1, lambda: NgramDraft(min_ngram=1), None)
         if mode == "generate_batch":
