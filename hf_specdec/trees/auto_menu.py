@@ -307,7 +307,7 @@ class MenuChoice(TreeChoice):
                 advantage.grow_older()
         if isinstance(tree, DynamicTree):
             self._learn_advantage(tree, [len(row.ranks) for row in told])
-            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], best_only=True)
+            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], tree.top_k)
         elif tree is not None and told:
             self._learn_told(tree, told)
         elif tree is not None:

@@ -62,17 +62,17 @@ class AcceptanceTable:
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
 
-    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]], best_only: bool = False) -> None:
+    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]], num_ranks: int = 0) -> None:
         """
         Counts one step: of every row the ranks of the accepted nodes, and how many children were drafted at the root
-        and at each of them. With `best_only` only the best children count, as of a tree that offers the others where
-        they are likely.
+        and at each of them. Where there were any, children of the first `num_ranks` ranks count as rejected if they
+        were not drafted, as in a tree that has those that are likely.
         """
         self.grow_older()
         for ranks, offered in rows:
             steps = zip([*ranks, None], offered, strict=True)
             for trials, hits, (accepted, count) in zip(self._trials, self._hits, steps, strict=False):
-                for rank in range(min(count, 1 if best_only else len(trials))):
+                for rank in range(min(max(count, num_ranks) if count else 0, len(trials))):
                     trials[rank] += 1
                     hits[rank] += rank == accepted
 
