@@ -223,7 +223,8 @@ def prepare_inputs(model: Any, prompt: list[int], values: dict[str, Any]) -> tup
         ValueError: for inputs that `generate` refuses.
     """
     device, own = execution_device(model), model.generation_config
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 1, **idle_options_of(model)}
+    options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1}
+    options |= idle_options_of(model)
     for name in (*_OF_THE_MANAGER, "stop_strings", "prefill_chunk_size"):
         if getattr(own, name, None) is not None:
             options[name] = None  # overrides the model's own

@@ -44,7 +44,8 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
     try:
         logits = engine.target.read(chunk)
     except Exception as error:
-        if not chunk.is_whole or isinstance(error, torch.OutOfMemoryError):
+        lacks_memory = isinstance(error, torch.OutOfMemoryError)
+        if not chunk.is_whole or (lacks_memory and engine.ranks.are_several):  # others may have had enough
             raise
         return _refuse_inputs(engine, requests[0], error)
     engine.device_steps.deliver_results()
@@ -61,7 +62,10 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
 
 
 def _refuse_inputs(engine: Engine, request: Request, error: Exception) -> list[Request]:
-    """Fails a request whose inputs the model does not take, such as images that its tokens have no places for."""
+    """
+    Fails a request whose inputs the model does not take, such as images that its tokens have no places for, or that
+    are more than memory has room for.
+    """
     if engine.target.features is not None:
         engine.target.features.drop()
     request.fail(error, by_its_options=True)

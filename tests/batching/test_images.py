@@ -133,6 +133,35 @@ def test_images_without_places(kind: str) -> None:
     assert [one.generated_tokens for one in outputs.values() if one is not failed] == texts
 
 
+def test_images_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose images are too large for the device fails alone; that is not its fault."""
+    model, prompts, texts = of_family("llava")
+    bad = next(prompt for prompt in prompts if isinstance(prompt, dict))
+    read = type(model.model).get_image_features
+
+    def lacking(self: Any, pixel_values: torch.Tensor, **options: Any) -> Any:
+        if len(pixel_values) == 5:
+            raise torch.OutOfMemoryError("no room")
+        return read(self, pixel_values, **options)
+
+    monkeypatch.setattr(type(model.model), "get_image_features", lacking)
+    large = bad | {"pixel_values": bad["pixel_values"].repeat(5, 1, 1, 1)}
+    options = {"assistant_model": NgramDraft(), "tree": IRREGULAR, "continuous_batching_config": limits()}
+    outputs = model.generate_batch([large, *prompts], max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+    failed, *others = outputs.values()
+    assert failed.error == "OutOfMemoryError: no room" and not failed.fails_by_its_options
+    assert [one.generated_tokens for one in others] == texts
+
+
+def test_options_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that would repeat the images."""
+    model, prompts, texts = of_family("llava")
+    monkeypatch.setattr(model.generation_config, "num_beams", 2)
+    options = {"assistant_model": NgramDraft(), "tree": IRREGULAR, "continuous_batching_config": limits()}
+    outputs = model.generate_batch(prompts, num_beams=1, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+    assert [output.generated_tokens for output in outputs.values()] == texts
+
+
 _PIXELS = {"pixel_values": torch.zeros(1, 3, 8, 8)}
 
 
