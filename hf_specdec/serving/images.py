@@ -7,6 +7,7 @@ import binascii
 import http.client
 import io
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -28,8 +29,8 @@ MOST_IMAGES = 16
 MOST_RATIO = 50
 """Most times that an image may be as long as it is wide, or as wide as long: processors that scale the shorter side to
 a size of their own make gigabytes of a line of pixels."""
-SECONDS = 10.0
-"""Seconds that a host may be silent."""
+SECONDS, MOST_SECONDS = 10.0, 30.0
+"""Seconds that a host may be silent, and seconds in which it must have sent an image."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that are read: PIL knows others that run programs, or are seldom looked at for faults."""
 _DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)?(;[a-z0-9=.+-]+)*;base64,", re.IGNORECASE)
@@ -136,7 +137,7 @@ class ImageReader:
         opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
         try:
             with opener.open(url, timeout=SECONDS) as answer:
-                content: bytes = answer.read(self.most_bytes + 1)
+                content = _first_bytes(answer, self.most_bytes + 1)
         except urllib.error.HTTPError as error:
             raise RequestRefused(f"`image_url`: {shortened(host)} answers with {error.code}.") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -149,15 +150,38 @@ class ImageReader:
         return RequestRefused(f"`image_url` is an image of more than {self.most_bytes} bytes. Send a smaller one.")
 
 
+def _first_bytes(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """
+    Up to `most` bytes of an answer.
+
+    Raises:
+        TimeoutError: if it takes longer than `MOST_SECONDS`.
+    """
+    content, until = bytearray(), time.monotonic() + MOST_SECONDS
+    while len(content) < most and (piece := answer.read1(most - len(content))):
+        content += piece
+        if time.monotonic() > until:
+            raise TimeoutError(f"more than {MOST_SECONDS} seconds")
+    return bytes(content)
+
+
 def image_reader(target: str | None, hosts: frozenset[str], most_bytes: int, most_pixels: int) -> ImageReader | str:
     """The reader of images for a target by its name, see `ImageReader`; or the reason why the server takes none."""
     try:
         processor = load_processor(target)
     except (ImportError, OSError, ValueError) as error:
-        reason = f"the model's processor cannot be loaded: {str(error).strip().splitlines()[0]}"
-        logger.warning(f"No images are served: {reason}")
-        return cut(reason, MOST_OF_A_REASON)
-    return NO_IMAGES if processor is None else ImageReader(processor, hosts, most_bytes, most_pixels)
+        first_line, *_ = [*str(error).strip().splitlines(), type(error).__name__]
+        return _told(f"the model's processor cannot be loaded: {first_line}")
+    if processor is None:
+        return NO_IMAGES
+    if getattr(processor, "chat_template", None) is None:  # texts are rendered by that of the tokenizer
+        return _told("the model's processor has no chat template")
+    return ImageReader(processor, hosts, most_bytes, most_pixels)
+
+
+def _told(reason: str) -> str:
+    logger.warning(f"No images are served: {reason}")
+    return cut(reason, MOST_OF_A_REASON)
 
 
 def images_in(messages: list[dict[str, Any]]) -> list[str]:

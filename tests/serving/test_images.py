@@ -6,7 +6,9 @@ import base64
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,12 @@ class _Host(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
+        if self.path == "/endless.png":
+            with suppress(OSError):  # until nobody reads
+                for _ in range(200):
+                    self.wfile.write(b"\0")
+                    time.sleep(0.02)
+            return
         self.wfile.write(content(1))
 
     def log_message(self, *_: Any) -> None: ...
@@ -203,6 +211,13 @@ def test_slow_hosts(client: Any, host: str) -> None:
     assert answers[0].status_code == 200
 
 
+def test_hosts_that_never_end(client: Any, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_specdec.serving.images.MOST_SECONDS", 0.2)
+    start = time.monotonic()
+    assert "cannot be read from" in asked(client, shown(f"{host}/endless.png")).json()["error"]["message"]
+    assert time.monotonic() - start < 3
+
+
 def test_places_of_images(client: Any) -> None:
     """A text that has the image's token, too."""
     answer = asked(client, said("see \n and"), shown(data_url(content(1))), said("it"))
@@ -223,7 +238,11 @@ def test_folders(model: Any, tmp_path: Path) -> None:
     """A folder of an image-text model has its processor, or the reason why there are no images."""
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    assert "processor" in image_reader(str(tmp_path), frozenset(), 1, 1)
+    assert "processor cannot be loaded" in image_reader(str(tmp_path), frozenset(), 1, 1)
+    made = processor()
+    made.chat_template = None
+    made.save_pretrained(tmp_path)
+    assert "no chat template" in image_reader(str(tmp_path), frozenset(), 1, 1)
     processor().save_pretrained(tmp_path)
     reader = image_reader(str(tmp_path), frozenset(), 2000, 400)
     assert isinstance(reader, ImageReader)
