@@ -96,6 +96,8 @@ class TimeTable:
     """Fewest measurements of a median that is kept; most measurements that are taken."""
     SPREAD, WEIGHT = 0.1, 3.0
     """Relative spread of measurements that is assumed at first, and its weight in measurements."""
+    LINE, FEWEST_OF_LINE = 4.0, 4
+    """Weight, in measurements, of the line through all numbers beside one of them, and fewest numbers of a line."""
     WARMING_UP = 0.3
     """Relative error of a number's only measurement."""
 
@@ -158,9 +160,12 @@ class TimeTable:
     def _rising(self, at_best: bool) -> list[tuple[int, float]]:
         """Pairs of a measured number and its seconds; neighbours that would fall get their common mean."""
         runs: list[tuple[list[int], float, float]] = []  # numbers, mean seconds, weight
-        spread = self._spread() if at_best else 0.0
+        spread, line = self._spread() if at_best else 0.0, self._line()
         for number, measured in sorted(self._measured.items()):
             seconds, weight = measured.median, float(len(measured.seconds))
+            if number > 0 and line is not None:
+                share = weight / (weight + self.LINE)
+                seconds = share * seconds + (1.0 - share) * (line[0] + line[1] * number)
             if at_best and not measured.is_kept:
                 seconds *= 1.0 - min(self._error(measured, spread), 0.5)
             runs.append(([number], seconds, weight))
@@ -168,6 +173,21 @@ class TimeTable:
                 (after, late, its), (before, early, weight) = runs.pop(), runs.pop()
                 runs.append(([*before, *after], (late * its + early * weight) / (its + weight), its + weight))
         return [(number, seconds) for numbers, seconds, _ in runs for number in numbers]
+
+    def _line(self) -> tuple[float, float] | None:
+        """Start and slope of the line through all numbers from 1 on; None if there are too few to say."""
+        points = [(number, measured) for number, measured in self._measured.items() if number > 0]
+        if len(points) < self.FEWEST_OF_LINE:
+            return None
+        weights = [float(len(measured.seconds)) for _, measured in points]
+        middle = sum(weight * number for weight, (number, _) in zip(weights, points, strict=True)) / sum(weights)
+        mean = sum(weight * its.median for weight, (_, its) in zip(weights, points, strict=True)) / sum(weights)
+        spread = both = 0.0
+        for weight, (number, measured) in zip(weights, points, strict=True):
+            spread += weight * (number - middle) ** 2
+            both += weight * (number - middle) * (measured.median - mean)
+        slope = max(both / spread, 0.0)
+        return mean - slope * middle, slope
 
     def _error(self, measured: Measured, spread: float) -> float:
         """Relative standard error of a median."""
