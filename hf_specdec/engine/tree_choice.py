@@ -9,7 +9,17 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees import (
+    AutoTree,
+    DraftTree,
+    DynamicTree,
+    Evidence,
+    TokenTree,
+    TreeChoice,
+    TreeSchedule,
+    choice_of,
+    remembered_of,
+)
 from ..trees.advantage import Advantage
 from ..trees.auto import times_of
 from ..trees.auto_learning import Acceptances
@@ -284,7 +294,9 @@ class TreeChoices:
     def _acceptance_of(self, tree: AutoTree) -> Acceptances:
         key = replace(tree, takes_either=False), self._draws
         if key not in self._acceptance:
-            self._acceptance[key] = Acceptances(tree)
+            by_host = not self._takes_few()
+            remembered = remembered_of(self.target, self.draft, self._draws) if by_host else None
+            self._acceptance[key] = Acceptances(tree, remembered)
         return self._acceptance[key]
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:

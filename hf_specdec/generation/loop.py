@@ -14,7 +14,7 @@ from ..forwards.outputs import over_trees
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
 from ..ranks import Ranks
-from ..trees import DraftTree, choice_of
+from ..trees import DraftTree, choice_of, remembered_of
 from ..verification import (
     DraftBackoff,
     DraftTemperature,
@@ -48,7 +48,8 @@ class SpeculativeCall:
         self.sequences = call.sequences()
         asked = None if call.max_length is None else call.max_length - call.input_ids.shape[1]
         kind = batch_size, call.options.do_sample
-        self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, asked)
+        remembered = remembered_of(call.model, call.drafter.times_key, call.options.do_sample)
+        self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, asked, remembered)
         self.target = Target(call, self.sequences, plan.tree.num_nodes, loans)
         self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache)
         criteria = self.ranks.agreeing(call.stopping_criteria)

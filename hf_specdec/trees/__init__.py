@@ -7,6 +7,7 @@ from typing import Any
 
 from .auto import AutoTree, times_of
 from .auto_choice import AutoChoice
+from .auto_learning import Remembered
 from .choice import Evidence, ScheduledChoice, TreeChoice, TreeSchedule
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
@@ -20,6 +21,7 @@ __all__ = [
     "DraftTree",
     "DynamicTree",
     "Evidence",
+    "Remembered",
     "TokenTree",
     "Topology",
     "Tree",
@@ -27,6 +29,7 @@ __all__ = [
     "TreeSchedule",
     "as_tree",
     "choice_of",
+    "remembered_of",
 ]
 
 Tree = TokenTree | DynamicTree | AutoTree | TreeSchedule
@@ -80,7 +83,12 @@ def _as_schedule(entries: Any) -> TreeSchedule:
 
 
 def choice_of(
-    tree: Tree | None, target: Any, draft: Any, kind: Hashable, max_new_tokens: int | None = None
+    tree: Tree | None,
+    target: Any,
+    draft: Any,
+    kind: Hashable,
+    max_new_tokens: int | None = None,
+    remembered: Remembered | None = None,
 ) -> TreeChoice:
     """
     The `TreeChoice` that says which tree each step of a call takes.
@@ -90,10 +98,17 @@ def choice_of(
             model.
         kind (`Hashable`): key of steps that take equally long, e.g. the number of the call's rows.
         max_new_tokens (`int`, *optional*): most tokens that the texts get; None: any number.
+        remembered (`Remembered`, *optional*): acceptance in earlier calls, see `remembered_of`.
     """
     if isinstance(tree, AutoTree):
-        return AutoChoice(times_of(target, draft, kind), tree, max_new_tokens)
+        return AutoChoice(times_of(target, draft, kind), tree, max_new_tokens, remembered)
     if isinstance(tree, TreeSchedule):
-        choices = [choice_of(entry, target, draft, kind, max_new_tokens) for _, entry in tree.entries]
+        choices = [choice_of(entry, target, draft, kind, max_new_tokens, remembered) for _, entry in tree.entries]
         return ScheduledChoice(tree, choices)
     return TreeChoice(tree)
+
+
+def remembered_of(target: Any, draft: Any, draws: bool) -> Remembered:
+    """What all calls of one target and draft, sampled or greedy, remember of acceptance; see `times_of`."""
+    remembered: Remembered = times_of(target, draft, ("acceptance", draws), Remembered)
+    return remembered

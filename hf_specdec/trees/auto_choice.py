@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from .auto import AutoTree, Plan
-from .auto_learning import Acceptances, Losses, rounded
+from .auto_learning import Acceptances, Losses, Remembered, rounded
 from .auto_tables import AcceptanceTable, likeliest_paths
 from .auto_ways import Way
 from .choice import Evidence, TreeChoice
@@ -21,12 +21,13 @@ class AutoChoice(TreeChoice):
     """
     Chooses the tree of every step of one call. It depends on nothing but the text so far and `times`, which stay as
     they are once they are known well, unless the machine becomes faster or slower. Acceptance is learnt anew in every
-    `generate` call, because it depends on the text.
+    `generate` call, because it depends on the text; it begins with what earlier calls of the process accepted.
 
     Args:
         times (`StepTimes`): measured step times of this machine, which steps of new sizes complete.
         limits (`AutoTree`): the trees to choose from.
         asked (`int`, *optional*): most tokens that the texts get; None: any number.
+        remembered (`Remembered`, *optional*): acceptance in earlier calls, with which this one begins.
     """
 
     reads_evidence = reads_confidence = True
@@ -42,7 +43,7 @@ class AutoChoice(TreeChoice):
     """Steps with trees after which one goes without, so that a change of the machine's speed is seen."""
     CATCHES_UP = 2
     """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
-    SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.045
+    SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.03
     """Largest share of the text that may be lost where drafting begins again, tries a tree, and goes on."""
 
     SURE, MOST_REFUSALS = 0.75, 3
@@ -57,10 +58,12 @@ class AutoChoice(TreeChoice):
     worse way by those of the better one, often if it promises nearly as much, by this factor.
     """
 
-    def __init__(self, times: StepTimes, limits: AutoTree, asked: int | None = None):
+    def __init__(
+        self, times: StepTimes, limits: AutoTree, asked: int | None = None, remembered: Remembered | None = None
+    ):
         super().__init__(None)
         self.times, self.limits, self.losses = times, limits, Losses(asked)
-        self._ways = [Way(False, limits, times, acceptance := Acceptances(limits))]
+        self._ways = [Way(False, limits, times, acceptance := Acceptances(limits, remembered))]
         if limits.takes_either:
             self._ways.append(Way(True, limits, times, acceptance))
         self._way = self._ways[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import torch
 
 from .auto import AutoTree
 from .auto_tables import AcceptanceTable
+from .draft_tree import DraftTree
+from .dynamic import DynamicTree
 from .told import LEAST_CHANCE, MOST_CHANCE, told_chances
 
 
@@ -44,6 +47,98 @@ class Losses:
         return self.lost + cost < share * asked
 
 
+class Ratio:
+    """
+    Tokens that a dynamic tree accepts, over those that the best static tree of its size would, as an average.
+
+    Args:
+        first (`float`): the ratio before anything is counted.
+    """
+
+    FIRST, WEIGHT, DECAY = 1.07, 60.0, 0.97
+    """The ratio that is usual, its weight in tokens, and the factor on earlier counts at every new one."""
+
+    def __init__(self, first: float = FIRST):
+        self._first, self._expected, self._accepted = first, self.WEIGHT, first * self.WEIGHT
+
+    @property
+    def value(self) -> float:
+        return self._accepted / self._expected
+
+    def add(self, expected: float, accepted: float) -> None:
+        rest = (1.0 - self.DECAY) * self.WEIGHT
+        self._expected = self.DECAY * self._expected + rest + expected
+        self._accepted = self.DECAY * self._accepted + self._first * rest + accepted
+
+
+class LastingTable(AcceptanceTable):
+    """An `AcceptanceTable` of all texts, in which earlier counts stay."""
+
+    DECAY = 1.0
+
+
+class LastingRatio(Ratio):
+    """A `Ratio` of all texts, in which earlier counts stay."""
+
+    DECAY = 1.0
+
+
+Kind = tuple[float | None, bool]
+"""Evidence on which a drafter proposes (None: none), and whether trees take best tokens although others are drawn."""
+
+
+def _prior(kind: Kind, limits: AutoTree) -> tuple[float, ...] | None:
+    return limits.prior if kind[0] is None else (kind[0],)
+
+
+def _new_table(kind: Kind, limits: AutoTree, guesses: list[list[float]] | None = None) -> AcceptanceTable:
+    return AcceptanceTable(limits.max_depth, limits.max_children, _prior(kind, limits), guesses)
+
+
+class Remembered:
+    """
+    Acceptance in all calls of a process, with which the next call begins. What has been counted often enough stays as
+    it is, so that the same call chooses the same trees again.
+    """
+
+    ENOUGH = 256
+    """Drafts of a kind that are enough."""
+    LEAST = 0.005
+    """Least chance with which a call begins."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[Kind, int, int], LastingTable] = {}
+        self._ratios: dict[tuple[bool, DynamicTree], LastingRatio] = {}
+        self._drafts: Counter[tuple[bool, DynamicTree]] = Counter()
+
+    def new_table(self, kind: Kind, limits: AutoTree) -> AcceptanceTable:
+        """A table for one call."""
+        guesses, known = None, self._tables.get((kind, limits.max_depth, limits.max_children))
+        if known is not None:
+            guesses = [[max(chance, self.LEAST) for chance in ranks] for ranks in known.chances()]
+        return _new_table(kind, limits, guesses)
+
+    def ratio(self, takes_best: bool, tree: DynamicTree) -> float:
+        """See `Ratio`."""
+        key = takes_best, tree
+        return self._ratios[key].value if key in self._ratios else Ratio.FIRST
+
+    def add(self, kind: Kind, limits: AutoTree, draft: DraftTree, paths: list[list[int] | None]) -> None:
+        """Counts one step."""
+        key = kind, limits.max_depth, limits.max_children
+        if key not in self._tables:
+            self._tables[key] = LastingTable(limits.max_depth, limits.max_children, _prior(kind, limits))
+        if self._tables[key].num_drafts < self.ENOUGH:
+            self._tables[key].add(draft, paths)
+
+    def add_ratio(self, takes_best: bool, tree: DynamicTree, expected: float, accepted: float) -> None:
+        """Counts one step of a dynamic tree; see `Ratio`."""
+        key = takes_best, tree
+        self._drafts[key] += 1
+        if self._drafts[key] <= self.ENOUGH:
+            self._ratios.setdefault(key, LastingRatio()).add(expected, accepted)
+
+
 class Acceptances:
     """
     Acceptance tables of a call, one for each kind of evidence on which a drafter proposes, and for trees of drawn and
@@ -51,10 +146,12 @@ class Acceptances:
 
     Args:
         limits (`AutoTree`): largest size of a tree, and the prior.
+        remembered (`Remembered`, *optional*): what earlier calls accepted, to which this one adds.
     """
 
-    def __init__(self, limits: AutoTree):
-        self._limits, self._tables = limits, dict[tuple[float | None, bool], AcceptanceTable]()
+    def __init__(self, limits: AutoTree, remembered: Remembered | None = None):
+        self._limits, self._remembered = limits, remembered
+        self._tables, self._ratios = dict[Kind, AcceptanceTable](), dict[tuple[bool, DynamicTree], Ratio]()
 
     def of(self, evidence: float | None = None, takes_best: bool = False) -> AcceptanceTable:
         """
@@ -64,32 +161,36 @@ class Acceptances:
         evidence = None if evidence is None else rounded(evidence)
         key = evidence, takes_best
         if key not in self._tables:
-            prior = self._limits.prior if evidence is None else (evidence,)
-            self._tables[key] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
+            new = _new_table if self._remembered is None else self._remembered.new_table
+            self._tables[key] = new(key, self._limits)
         return self._tables[key]
+
+    def ratio(self, takes_best: bool, tree: DynamicTree) -> Ratio:
+        """How a dynamic tree accepts beside static ones."""
+        key = takes_best, tree
+        if key not in self._ratios:
+            known = self._remembered
+            self._ratios[key] = Ratio() if known is None else Ratio(known.ratio(takes_best, tree))
+        return self._ratios[key]
+
+    def add(self, evidence: float | None, takes_best: bool, draft: DraftTree, paths: list[list[int] | None]) -> None:
+        """Counts one step; see `AcceptanceTable.add`."""
+        table = self.of(evidence, takes_best)
+        if self._remembered is not None:
+            kind = None if evidence is None else rounded(evidence), takes_best
+            self._remembered.add(kind, self._limits, draft, paths)
+        table.add(draft, paths)
+
+    def add_ratio(self, takes_best: bool, tree: DynamicTree, expected: float, accepted: float) -> None:
+        """Counts one step of a dynamic tree; see `Ratio`."""
+        self.ratio(takes_best, tree).add(expected, accepted)
+        if self._remembered is not None:
+            self._remembered.add_ratio(takes_best, tree, expected, accepted)
 
     def grow_older(self) -> None:
         """Lets what was counted count less, as after a step without a tree, in which the text goes on."""
         for table in self._tables.values():
             table.grow_older()
-
-
-class Ratio:
-    """Tokens that a dynamic tree accepts, over those that the best static tree of its size would, as an average."""
-
-    WEIGHT, DECAY = 12.0, 0.97
-
-    def __init__(self) -> None:
-        self._expected = self._accepted = self.WEIGHT
-
-    @property
-    def value(self) -> float:
-        return self._accepted / self._expected
-
-    def add(self, expected: float, accepted: float) -> None:
-        rest = (1.0 - self.DECAY) * self.WEIGHT
-        self._expected = self.DECAY * self._expected + rest + expected
-        self._accepted = self.DECAY * self._accepted + rest + accepted
 
 
 class Trust:

@@ -20,6 +20,8 @@ class AcceptanceTable:
         max_depth (`int`), max_children (`int`): number of depths and of ranks that are counted.
         prior (`Sequence[float]`, *optional*): probability of the child of rank 0 by depth, before anything is counted;
             deeper levels take the last one. Defaults to `FIRST_GUESS`.
+        guesses (`list[list[float]]`, *optional*): probabilities `[depth][rank]` before anything is counted, in place
+            of `prior`.
     """
 
     FIRST_GUESS = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
@@ -29,12 +31,20 @@ class AcceptanceTable:
     DECAY = 0.985
     """Factor by which earlier counts shrink at every step."""
 
-    def __init__(self, max_depth: int, max_children: int, prior: Sequence[float] | None = None):
+    def __init__(
+        self,
+        max_depth: int,
+        max_children: int,
+        prior: Sequence[float] | None = None,
+        guesses: list[list[float]] | None = None,
+    ):
         depths, ranks = range(max_depth), range(max_children)
         self._hits = [[0.0 for _ in ranks] for _ in depths]
         self._trials = [[0.0 for _ in ranks] for _ in depths]
         best = prior or self.FIRST_GUESS[:1]
-        self._guesses = [self._guesses_below(best[min(depth, len(best) - 1)], max_children) for depth in depths]
+        self._guesses = guesses or [
+            self._guesses_below(best[min(depth, len(best) - 1)], max_children) for depth in depths
+        ]
 
     def _guesses_below(self, best: float, max_children: int) -> list[float]:
         """Prior probabilities by rank, that of rank 0 being `best`: the others share what is left as usual."""
@@ -75,6 +85,11 @@ class AcceptanceTable:
                 for rank in range(min(max(count, num_ranks) if count else 0, len(trials))):
                     trials[rank] += 1
                     hits[rank] += rank == accepted
+
+    @property
+    def num_drafts(self) -> float:
+        """Drafts that were counted, earlier ones as far as they still count."""
+        return self._trials[0][0]
 
     def grow_older(self) -> None:
         """Lets earlier counts count less."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from .auto import AutoTree, Plan, best_plan
-from .auto_learning import Acceptances, Ratio, Trust, rounded
+from .auto_learning import Acceptances, Trust, rounded
 from .auto_tables import drafted_children, expected_of
 from .choice import Evidence
 from .draft_tree import DraftTree
@@ -29,12 +29,14 @@ class Way:
         acceptance (`Acceptances`): acceptance of both ways.
     """
 
+    FAVOUR = 1.05
+    """Factor by which another tree must promise more than the drafter's own, where that is better than none."""
+
     def __init__(self, takes_best: bool, limits: AutoTree, times: StepTimes, acceptance: Acceptances):
         self.takes_best, self.limits, self.times, self.acceptance = takes_best, limits, times, acceptance
         self.drafts = 0
         """Steps that were drafted in this way."""
         self.trust = Trust()
-        self._ratio = Ratio()
 
     # ------------------------------------------------------------------------------------------------------- expected
 
@@ -57,7 +59,9 @@ class Way:
     def tokens(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]], by_ratio: bool = True) -> float:
         """Expected tokens per row of a step with `tree`."""
         expected = expected_of(tree, chances)
-        return 1.0 + (expected - 1.0) * (self._ratio.value if by_ratio and isinstance(tree, DynamicTree) else 1.0)
+        if not (by_ratio and isinstance(tree, DynamicTree)):
+            return expected
+        return 1.0 + (expected - 1.0) * self.acceptance.ratio(self.takes_best, tree).value
 
     def rate(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]]) -> float:
         """Expected tokens per second of steps with `tree` (None: without a tree), with times at their best."""
@@ -79,7 +83,7 @@ class Way:
         plan: Plan[TokenTree | DynamicTree] = best_plan(chances, self.times, self.limits, self.reach, at_best=True)
         if first is not None and first.num_nodes <= self.reach:
             rate = self.rate(first, chances)
-            plan = Plan(first, rate) if rate > plan.tokens_per_second else plan
+            plan = Plan(first, rate) if self.FAVOUR * rate > plan.tokens_per_second else plan
         return plan._replace(takes_best=self.takes_best)
 
     def plan_of_step(self, chances: list[list[float]], limits: AutoTree) -> Plan[TokenTree]:
@@ -101,16 +105,16 @@ class Way:
         taken = [len(path) for path in paths if path is not None]
         if isinstance(tree, DynamicTree):
             expected = self.tokens(tree, self.chances(evidence), by_ratio=False) - 1.0
-            self._ratio.add(expected, statistics.mean(taken) if taken else 0.0)
+            self.acceptance.add_ratio(self.takes_best, tree, expected, statistics.mean(taken) if taken else 0.0)
         if told:
             self._learn_trust(draft, paths, told, self.chances(evidence))
         if evidence is None:
-            self.acceptance.of(None, self.takes_best).add(draft, paths)
+            self.acceptance.add(None, self.takes_best, draft, paths)
             return
         for chance in {rounded(chance) for chance in evidence.values() if chance is not None}:
             rows = {row for row, its in evidence.items() if its is not None and rounded(its) == chance}
             own = [path if row in rows else None for row, path in enumerate(paths)]
-            self.acceptance.of(chance, self.takes_best).add(draft, own)
+            self.acceptance.add(chance, self.takes_best, draft, own)
 
     def _learn_trust(
         self, draft: DraftTree, paths: Paths, told: Mapping[int, Sequence[float]], learnt: list[list[float]]

@@ -21,6 +21,7 @@ from hf_specdec import DynamicTree, MedusaConfig, MedusaHeads, NgramDraft, Specu
 from hf_specdec.trees import AutoTree, DraftTree, TreeSchedule, as_tree
 from hf_specdec.trees.auto import _times, best_plan
 from hf_specdec.trees.auto_choice import AutoChoice
+from hf_specdec.trees.auto_learning import Acceptances, Ratio, Remembered
 from hf_specdec.trees.auto_tables import AcceptanceTable, likeliest_paths
 from hf_specdec.trees.step_times import StepTimes, TimeTable
 
@@ -47,6 +48,16 @@ def test_times_between_and_beyond_what_was_measured() -> None:
     for seconds in (1.0, 1.0, 50.0, 1.0):
         table.add(0, seconds)
     assert table.up_to(0) == [1.0]  # one slow step is no reason
+
+
+def test_a_number_that_was_seldom_measured_leans_on_the_others() -> None:
+    """Four times while the machine was busy; the others 30 times each."""
+    table = TimeTable()
+    for number in (1, 2, 3, 4, 6):
+        for _ in range(4 if number == 4 else 30):
+            table.add(number, (10.0 + number) * (1.5 if number == 4 else 1.0))
+    assert table.up_to(4)[-1] < 19.0
+    assert table.up_to(3)[-1] == pytest.approx(13.0, rel=0.05)
 
 
 def test_likeliest_paths_by_brute_force() -> None:
@@ -78,6 +89,25 @@ def test_acceptance_is_learnt() -> None:
         assert found[0] == pytest.approx(wanted[0], abs=0.2)
         assert found == sorted(found, reverse=True)
         assert sum(found) <= 1 + 1e-9
+
+
+def test_calls_begin_with_what_earlier_ones_accepted() -> None:
+    """Until enough has been seen: from then on the same call begins in the same way."""
+    chances, tree = [[0.3, 0.2, 0.1, 0.05]] * 5, TokenTree.from_branching((2, 2))
+    limits, remembered, generator = AutoTree(max_children=4, prior=(0.9,)), Remembered(), random.Random(0)
+    dynamic = DynamicTree(depth=2, top_k=2, num_nodes=4)
+    seen = []
+    for _ in range(12):
+        call = Acceptances(limits, remembered)
+        seen.append((call.of().chances()[0][0], call.of(None, True).chances()[0][0], call.ratio(False, dynamic).value))
+        for _ in range(40):
+            draft, path = simulated_step(tree, chances, generator)
+            call.add(None, False, draft, [path])
+            call.add_ratio(False, dynamic, 1.0, 1.5)
+    assert seen[0] == (0.9, 0.9, Ratio.FIRST)
+    assert seen[1][0] < 0.5 and seen[1][2] > 1.15
+    assert seen[-1] == seen[-2] and abs(seen[-1][0] - 0.3) < 0.06
+    assert all(best == 0.9 for _, best, _ in seen)  # of the other way nothing is known
 
 
 def test_what_was_not_proposed_was_not_wrong() -> None:
