@@ -6,9 +6,13 @@ from .paged_cache import PagedCache
 from .tree_cache import TreeCache
 
 
-def copy_row(source: TreeCache, target: PagedCache) -> None:
-    """Copies the only row of `source` into the blocks and states of the only request that is seated in `target`."""
-    length = source.lengths[0]
+def copy_row(source: TreeCache, row: int, first: int, target: PagedCache) -> None:
+    """
+    Copies a row of `source`, from slot `first` on, into the blocks and states of the only request that is seated in
+    `target`.
+    """
+    end = source.lengths[row]
+    length = end - first
     target.set_lengths([0])
     target.write_nodes(0, length)
     window = target.write_window
@@ -21,12 +25,12 @@ def copy_row(source: TreeCache, target: PagedCache) -> None:
         if layer.index_keys is not None:
             held.hold_index(layer.index_keys)
         if layer.positions is not None:
-            target.prompt_positions[target.tables[0]] = layer.positions[:, 0]
+            target.prompt_positions[target.tables[0]] = layer.positions[:, row, first:]
         blocks, offsets = window.blocks.to(held.device), window.offsets.to(held.device)
         for own, states in zip(held.states, layer.states, strict=True):
-            own[blocks, :, offsets] = states[:, :, :length].transpose(1, 2)
+            own[blocks, :, offsets] = states[row : row + 1, :, first:end].transpose(1, 2)
     if target.state_layers:
-        row = target.slots_of_rows()[0]
+        slot = target.slots_of_rows()[0]
         for states_of, held_by in zip(source.state_layers, target.state_layers, strict=True):
-            held_by.take_row(row, states_of)
+            held_by.take_row(slot, states_of, row)
     target.set_lengths([length])

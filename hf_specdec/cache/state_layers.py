@@ -270,8 +270,8 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
             if state is not None:
                 self._hold_state(state[rows], number)
 
-    def take_row(self, row: int, source: StateLayer) -> None:
-        """Copies the states of the only row of a layer of another cache into a row of this one."""
+    def take_row(self, row: int, source: StateLayer, its_row: int) -> None:
+        """Copies the states of a row of a layer of another cache into a row of this one."""
         for number in self._had:
             window, state = source.conv_states[number], source.recurrent_states[number]
             for states, held, hold in (
@@ -282,7 +282,7 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
                     continue
                 if held[number] is None:
                     hold(states.new_zeros(self.cache.num_states or 1, *states.shape[1:]), number)
-                held[number][row] = states[0]
+                held[number][row] = states[its_row]
 
     def store(self, target: LinearAttentionLayer) -> None:
         """Copies the states into a layer of a `DynamicCache`."""

@@ -47,7 +47,7 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
         lacks_memory = isinstance(error, torch.OutOfMemoryError)
         if not chunk.is_whole or (lacks_memory and engine.ranks.are_several):  # others may have had enough
             raise
-        return _refuse_inputs(engine, requests[0], error)
+        return _refuse_inputs(engine, requests, error)
     engine.device_steps.deliver_results()
     engine.drafting.observe_prompts(requests, nodes)
     engine.num_tokens_read += sum(counts)
@@ -61,16 +61,17 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
     return begun
 
 
-def _refuse_inputs(engine: Engine, request: Request, error: Exception) -> list[Request]:
+def _refuse_inputs(engine: Engine, requests: list[Request], error: Exception) -> list[Request]:
     """
-    Fails a request whose inputs the model does not take, such as images that its tokens have no places for, or that
+    Fails requests whose inputs the model does not take, such as images that their tokens have no places for, or that
     are more than memory has room for.
     """
     if engine.target.features is not None:
         engine.target.features.drop()
-    request.fail(error, by_its_options=True)
-    engine.books.mark_nan_of_failed([request])
-    return [request]
+    for request in requests:
+        request.fail(error, by_its_options=True)
+    engine.books.mark_nan_of_failed(requests)
+    return requests
 
 
 def _launched(engine: Engine, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:

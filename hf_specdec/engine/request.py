@@ -135,6 +135,11 @@ class Request:
         inputs: PromptInputs | None = None,
     ):
         self.inputs = inputs
+        self.position_shift: torch.Tensor | None = None
+        """
+        Position of a token of the text after the prompt minus its slot, `[…, 1]` int64 on the host; with leading
+        dimensions where positions have several. None before the prompt is read, and if the shift is that of texts.
+        """
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
@@ -178,11 +183,6 @@ class Request:
         options = self.options
         by_position = options.plan is not None and options.plan.draws_by_position
         return self.noise is None and options.do_sample and by_position and options.seed is None
-
-    @property
-    def position_shift(self) -> torch.Tensor | None:
-        """Position of a new token minus its slot, if it is not that of texts; see `PromptInputs`."""
-        return None if self.inputs is None else self.inputs.position_shift
 
     @property
     def room(self) -> int:

@@ -28,8 +28,8 @@ class Chunk:
         counts (`list[int]`): number of new tokens of each row.
         width (`int`, *optional*): number of forwarded tokens of each row, for which there may be a CUDA graph. None:
             all rows are padded to the longest.
-        is_whole (`bool`, *optional*, defaults to `False`): whether it is the whole prompt of one request, which the
-            model reads as in plain `generate`.
+        is_whole (`bool`, *optional*, defaults to `False`): whether it is the whole prompts of the requests with the
+            same `PromptInputs`, which the model reads as in plain `generate`.
     """
 
     requests: list[Request]
@@ -143,12 +143,15 @@ class Scheduler:
         left = self.chunk_size
         if not self._prefilling:
             return  # as in most steps
-        for request in filter(self._is_read_whole, list(self.active)):
-            count = len(request.prompt)
+        for request in list(self.active):
+            if not self._is_read_whole(request):
+                continue  # with another
+            together = [one for one in self.active if one.inputs is request.inputs]
+            whole = Chunk(together, [len(one.prompt) for one in together], is_whole=True)
             # One that is longer than a step may read is read all the same.
-            if count <= left or left == self.chunk_size:
-                left -= count
-                yield Chunk([request], [count], is_whole=True)
+            if whole.num_tokens <= left or left == self.chunk_size:
+                left -= whole.num_tokens
+                yield whole
         widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
         if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
             chunk = self._padded_chunk(self._unread, left)

@@ -86,7 +86,7 @@ class InFlightTarget(TreeTarget):
         """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
         self.seat(chunk.requests)
         if chunk.is_whole:
-            return self._read_whole(chunk.requests[0])
+            return self._read_whole(chunk.requests)
         starts, counts = self.cache.lengths, chunk.counts
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         is_padded = self._is_padded(chunk)
@@ -101,14 +101,15 @@ class InFlightTarget(TreeTarget):
         widths = [width for width in self.widths()[:1] if most <= width and len(parts) * width <= MOST_PADDED]
         return self.read_padded(tokens, counts, list(map(min, left, counts)), *widths).logits[:, -1]
 
-    def _read_whole(self, request: Request) -> torch.Tensor:
-        """Reads a prompt with its inputs into a cache of its own, and copies it into the request's blocks."""
-        inputs, length = request.inputs, len(request.prompt)
+    def _read_whole(self, requests: list[Request]) -> torch.Tensor:
+        """Reads prompts with their inputs into a cache of their own, and copies its rows into the requests' blocks."""
+        inputs, length = requests[0].inputs, max(len(request.prompt) for request in requests)
         assert inputs is not None
+        padding = [length - len(request.prompt) for request in requests]
         config, model_kwargs = inputs.prepare(inputs.values)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        cache = TreeCache(layers, 1, self.device, capacity=length, kinds=layer_kinds_of(self.model))
-        tokens = torch.tensor([request.prompt], device=self.device)
+        cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
+        tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
         with self.running():
             outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
         if cache.lengths[0] != length:
@@ -116,9 +117,18 @@ class InFlightTarget(TreeTarget):
                 f"`model_inputs`: {type(self.model).__name__} caches {cache.lengths[0]} positions for the prompt of "
                 f"{length} tokens; `generate_batch` and its manager need one for each token. Use `generate`."
             )
-        shift = shift_after(self.model, model_kwargs, None, cache).cpu() + preparation_of(self.model).added
-        inputs.position_shift = None if shift.equal(self._shift_of_texts.cpu()) else shift
-        copy_row(cache, self.cache)
+        visible = torch.arange(length) >= torch.tensor(padding)[:, None]
+        shifts = shift_after(self.model, model_kwargs, visible.to(self.device), cache).cpu()
+        shifts += preparation_of(self.model).added + torch.tensor(padding)
+        of_texts = self._shift_of_texts.cpu()
+        for row, (request, first) in enumerate(zip(requests, padding, strict=True)):
+            shift = shifts[..., row : row + 1]
+            request.position_shift = None if bool((shift == of_texts).all()) else shift
+            self.seat([request])
+            copy_row(cache, row, first, self.cache)
+        self.seat(requests)
+        if self.features is not None and any(padding):
+            self.features.drop_padding(padding)
         return outputs.logits[:, -1]
 
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:

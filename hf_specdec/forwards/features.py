@@ -47,6 +47,13 @@ class Features:
             if states:
                 states[-1] = states[-1][:, start:end]
 
+    def drop_padding(self, padding: list[int]) -> None:
+        """Moves the rows of the last forward to the left, over so many first tokens of each."""
+        for states in self._states:
+            if states:
+                moved = [row.roll(-first, 0) for row, first in zip(states[-1], padding, strict=True)]
+                states[-1] = torch.stack(moved)
+
     def drop(self) -> None:
         """Drops all hidden states, as those of a forward that failed half-way."""
         for states in self._states:

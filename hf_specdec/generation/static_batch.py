@@ -5,6 +5,7 @@ Calls with something that the host must look at in every step run by `Speculativ
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..attention.kernel import attends_by_kernel, first_slots_of
 from ..compat import CACHE
 from ..drafters.heads import dtype_in_use
 from ..engine.engine import Engine
+from ..engine.prompt_inputs import PromptInputs
 from ..engine.request import Request
 from ..graphs import obstacle_to_graphs
 from ..kernels import DTYPES, kernels_are_installed
@@ -23,7 +25,7 @@ from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
-from ..models.structure import execution_device
+from ..models.structure import execution_device, forward_parameters
 from ..states import is_attention_free, layer_kinds_of
 from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
@@ -112,10 +114,7 @@ class StaticBatch:
         is_filled = getattr(cache, "_is_user_defined", False) and cache.get_seq_length() > 0
         if is_filled or kwargs.get("inputs_embeds") is not None:
             return "the text goes on from a cache or from embeddings"
-        others = [
-            name for name, value in kwargs.items() if name not in _UNDERSTOOD and not (value is None or value is False)
-        ]
-        if others:
+        if not self._takes_images and (others := self._inputs_beside_tokens):
             return f"{type(self.call.model).__name__} needs `{others[0]}`"
         if visible is None:
             counted = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
@@ -126,12 +125,31 @@ class StaticBatch:
                 return "a prompt is empty"
             counted = visible.long().cumsum(dim=1) - 1
         positions = kwargs.get("position_ids")
-        if positions is not None and not self._are_counted(positions, counted):
+        if positions is not None and not self._is_read_whole and not self._are_counted(positions, counted):
             return "positions are given"
         known = self._known_length()
         if known is not None and (known <= ids.shape[1] or (self.call.streamer and self.call.logits_processor)):
             return "the text is longer than the positions that the target knows"
         return None
+
+    @property
+    def _inputs_beside_tokens(self) -> list[str]:
+        """Names of the arguments that say more of the prompts than captured steps know."""
+        given = self.call.model_kwargs.items()
+        return [name for name, value in given if name not in _UNDERSTOOD and not (value is None or value is False)]
+
+    @cached_property
+    def _takes_images(self) -> bool:
+        """Whether what the prompts have besides tokens may be images, which the target reads once."""
+        parameters = forward_parameters(self.call.model)
+        return "pixel_values" in parameters and "encoder_hidden_states" not in self._inputs_beside_tokens
+
+    @cached_property
+    def _is_read_whole(self) -> bool:
+        """Whether the prompts are read as plain `generate` does; see `PromptInputs`."""
+        positions = self.call.model_kwargs.get("position_ids")
+        has_axes = positions is not None and positions.dim() > 2
+        return self._takes_images and (has_axes or bool(self._inputs_beside_tokens))
 
     def _known_length(self) -> int | None:
         """
@@ -156,7 +174,8 @@ class StaticBatch:
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput | None:
         """
         Generates until every row is finished. None, with nothing but `num_streamed` columns done, where the call must
-        run by the host: memory is scarce, the logits of the model itself are not numbers, or a text is longer than the
+        run by the host: memory is scarce, the logits of the model itself are not numbers, the target does not
+        take the images, or a text is longer than the
         target has positions, where plain `generate` may fail or go on.
 
         Raises:
@@ -175,6 +194,8 @@ class StaticBatch:
                 outputs = None if errors or goes_on else self._outputs(engine, requests)
                 for request in requests:
                     engine.end(request)
+        if any(request.fails_by_its_options for request in requests):
+            return None  # by the host the target's own error comes
         if errors and (self.call.options.do_sample or set(errors) != {NAN_LOGITS}):
             raise RuntimeError(NOTHING_TO_DRAW_FROM)
         return outputs
@@ -182,9 +203,12 @@ class StaticBatch:
     def _requests(self) -> list[Request]:
         """The rows as requests, without their padding."""
         most = self._known_length() or self.call.max_length or 0
+        call, inputs = self.call, None
+        if self._is_read_whole:
+            inputs = PromptInputs(call.model_kwargs, lambda values: (call.generation_config, values), call.input_ids)
         found = []
-        for number, (tokens, first) in enumerate(zip(self.call.input_ids.tolist(), self._padding, strict=True)):
-            request = Request(str(number), tokens[first:], self.call.options, self.call.input_ids.device)
+        for number, (tokens, first) in enumerate(zip(call.input_ids.tolist(), self._padding, strict=True)):
+            request = Request(str(number), tokens[first:], call.options, call.input_ids.device, inputs=inputs)
             request.max_length = most - first
             found.append(request)
         return found
