@@ -13,7 +13,7 @@ from support.heads import tiny_head
 from support.models import noisy_copy
 from support.parity import IRREGULAR
 
-from hf_specdec import SpeculativeConfig, last_metrics
+from hf_specdec import SpeculativeConfig, TokenTree, last_metrics
 
 
 CALL = {"max_new_tokens": 20, "do_sample": False}
@@ -32,9 +32,10 @@ def test_texts(name: str, rows: int, kind: str, steps: Steps) -> None:
     model, inputs = of_family(name, rows)
     text = model.generate(**inputs, **CALL)
     assistant = noisy_copy(model) if kind == "draft" else tiny_head(model)
+    tree = IRREGULAR if kind == "draft" else TokenTree.from_branching((20, 3))
     accepted = []
     for graphs in ("auto", "auto", False):  # the second call by the engine of the first, the third by the host
-        config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=graphs)
+        config = SpeculativeConfig(tree=tree, cuda_graphs=graphs)
         found = model.generate(**inputs, **CALL, assistant_model=assistant, speculative_config=config)
         assert found.tolist() == text.tolist()
         accepted.append(last_metrics().accepted_per_step)
