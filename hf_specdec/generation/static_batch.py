@@ -141,8 +141,9 @@ class StaticBatch:
     @cached_property
     def _takes_images(self) -> bool:
         """Whether what the prompts have besides tokens may be images, which the target reads once."""
-        parameters = forward_parameters(self.call.model)
-        return "pixel_values" in parameters and "encoder_hidden_states" not in self._inputs_beside_tokens
+        model = self.call.model
+        attends_to_encoder = model.config.is_encoder_decoder or "encoder_hidden_states" in self._inputs_beside_tokens
+        return "pixel_values" in forward_parameters(model) and not attends_to_encoder
 
     @cached_property
     def _is_read_whole(self) -> bool:
