@@ -67,6 +67,10 @@ def cache_name_of(model: Any) -> str:
     return "cache_params" if is_mamba and CACHE == "past_key_values" else CACHE
 
 
+LENGTH_NAMES = frozenset({"cache_length", "past_key_values_length"})
+"""Names by which a table of positions is told how many tokens came before; 5.24 has the shorter one."""
+
+
 def cache_of(arguments: dict[str, Any]) -> Any:
     """The cache among the keyword arguments that `generate` hands to a decoding method; None if there is none."""
     return arguments.get(CACHE)

@@ -136,11 +136,12 @@ class DraftModelDrafter(Drafter):
             prefix, cache = self.forward.prefix, beside_encoder(self.cache, self.forward.encoder_cache)
             inputs = self.reads | {f"{prefix}input_ids": ids[:, start:end], "use_cache": True} | fewest_outputs
             inputs[self.forward.cache_argument] = cache
-            if self.forward.takes_positions:
-                inputs[f"{prefix}position_ids"] = positions[:, start:end]
+            at = positions[:, start:end]
+            if self.forward.takes_positions and self.forward.position_table is None:
+                inputs[f"{prefix}position_ids"] = at
             if visible is not None:
                 inputs[f"{prefix}attention_mask"] = visible[:, :end].long()
-            with running_over(self.cache):
+            with running_over(self.cache), self.forward.at_positions(at):
                 self.model(**inputs, return_dict=True)
         self.cache.adopt_prefill()
 

@@ -23,7 +23,8 @@ from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slo
 from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
-from ..models.structure import execution_device, forward_parameters, shares_kv, takes_positions
+from ..models.position_tables import position_table_of, rows_at
+from ..models.structure import execution_device, forward_parameters, names_positions, shares_kv, takes_positions
 from ..states import is_attention_free, running_over
 from ..states.kernel import MOST_NODES
 from ..states.served import obstacle_to_kernels
@@ -90,6 +91,7 @@ class TreeForward:
         parameters = forward_parameters(model)
         self.prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.takes_positions = takes_positions(model)
+        self.position_table = None if names_positions(model) else position_table_of(model)
         # A compiled model's forward names no arguments, and `generate` hands on the cache by the release's own name.
         self.cache_argument = cache_name_of(model) if prepares_inputs else cache_argument(parameters) or CACHE
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
@@ -217,8 +219,9 @@ class TreeForward:
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(nodes.tokens.shape)
-        if nodes.positions is not None:
-            inputs[f"{self.prefix}position_ids"] = nodes.positions
+        positions = nodes.positions if self.position_table is None else None
+        if positions is not None:
+            inputs[f"{self.prefix}position_ids"] = positions
         if self.takes_logits_to_keep:
             inputs["logits_to_keep"] = nodes.logits_to_keep
         if self.switches:
@@ -232,8 +235,8 @@ class TreeForward:
             inputs |= nodes.others
         elif self.prepares_inputs:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
-            if not self.prefix and inputs.get("position_ids") is None and nodes.positions is not None:
-                inputs["position_ids"] = nodes.positions  # the model would count slots; see `Preparation`
+            if not self.prefix and inputs.get("position_ids") is None and positions is not None:
+                inputs["position_ids"] = positions  # the model would count slots; see `Preparation`
             if self.takes_logits_to_keep:
                 inputs["logits_to_keep"] = nodes.logits_to_keep  # Bamba and others put their own number there
         else:
@@ -252,7 +255,7 @@ class TreeForward:
                 model = compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
-            with running, following:
+            with running, following, self.at_positions(nodes.positions):
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache
@@ -266,6 +269,12 @@ class TreeForward:
                 "`assistant_model`."
             )
         return outputs
+
+    def at_positions(self, positions: torch.Tensor | None) -> AbstractContextManager[None]:
+        """A context for a forward of tokens at these positions, if the model does not take them as an argument."""
+        if self.position_table is None or positions is None:
+            return nullcontext()
+        return rows_at(self.position_table, positions)
 
     def _mask(self, context: AttentionContext) -> torch.Tensor | None:
         """The mask that the model is given."""

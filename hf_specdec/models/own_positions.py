@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ..compat import cache_name_of
 from .shadow import Shadow
-from .structure import execution_device, forward_parameters, takes_positions
+from .structure import execution_device, names_positions, takes_positions
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ _found: WeakKeyDictionary[PreTrainedModel, Preparation] = WeakKeyDictionary()
 
 def preparation_of(model: PreTrainedModel) -> Preparation:
     """How a model prepares its inputs, found once per model."""
-    if model.config.is_encoder_decoder:  # none drops the positions of its decoder
-        return Preparation()
-    if takes_positions(model) and "position_ids" not in forward_parameters(model):
+    if takes_positions(model) and not names_positions(model):
         return Preparation(drops_positions=True)  # `generate` looks for the name
+    if model.config.is_encoder_decoder:  # checked by the kinds that `check_target` lets pass
+        return Preparation()
     if type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation:
         return Preparation()
     if model not in _found:

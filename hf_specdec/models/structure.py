@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .position_tables import position_table_of
+
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """
@@ -26,9 +28,14 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether the forward takes the positions of tokens. Whisper's decoder alone hands them on without naming them."""
+    """Whether tokens can be given positions: as an argument of the forward, or in place of those that it counts."""
+    return names_positions(model) or position_table_of(model) is not None
+
+
+def names_positions(model: PreTrainedModel) -> bool:
+    """Whether the forward names positions among its arguments."""
     name = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
-    return name in forward_parameters(model) or model.config.model_type == "whisper"
+    return name in forward_parameters(model)
 
 
 def num_decoder_layers(model: PreTrainedModel) -> int:
