@@ -89,9 +89,10 @@ def baseline(name: str, draft: Any) -> Contender:
     if name not in BASELINES:
         raise ValueError(f"{name!r} is no baseline. There are {', '.join(BASELINES)}.")
     assisted: dict[str, Any] = {"assistant_model": draft}
-    if isinstance(draft, OtherVocabularyDrafter) and draft.tokenizers is not None:
+    if name == "assisted" and isinstance(draft, OtherVocabularyDrafter) and draft.tokenizers is not None:
         names = ("assistant_model", "tokenizer", "assistant_tokenizer")
-        assisted = dict(zip(names, (draft.model, *draft.tokenizers), strict=True))
+        # Of a copy: sampled, universal assisted generation replaces the draft's embeddings, and leaves it so.
+        assisted = dict(zip(names, (copy.deepcopy(draft.model), *draft.tokenizers), strict=True))
     elif name == "assisted" and (is_own_draft(draft) or not isinstance(draft, PreTrainedModel)):
         raise ValueError(
             "'assisted' is transformers' own assisted generation and needs a draft model, no head or ngram."
