@@ -52,21 +52,23 @@ class Ratio:
     Tokens that a dynamic tree accepts, over those that the best static tree of its size would, as an average.
 
     Args:
-        first (`float`): the ratio before anything is counted.
+        first (`float`), weight (`float`): the ratio before anything is counted, and its weight in tokens.
     """
 
-    FIRST, WEIGHT, DECAY = 1.07, 60.0, 0.97
-    """The ratio that is usual, its weight in tokens, and the factor on earlier counts at every new one."""
+    DECAY = 0.97
+    USUAL, USUAL_WEIGHT = 1.07, 60.0
+    """Ratio of a draft of which nothing is known, and its weight in calls."""
 
-    def __init__(self, first: float = FIRST):
-        self._first, self._expected, self._accepted = first, self.WEIGHT, first * self.WEIGHT
+    def __init__(self, first: float = 1.0, weight: float = 12.0):
+        self._first, self._weight = first, weight
+        self._expected, self._accepted = weight, first * weight
 
     @property
     def value(self) -> float:
         return self._accepted / self._expected
 
     def add(self, expected: float, accepted: float) -> None:
-        rest = (1.0 - self.DECAY) * self.WEIGHT
+        rest = (1.0 - self.DECAY) * self._weight
         self._expected = self.DECAY * self._expected + rest + expected
         self._accepted = self.DECAY * self._accepted + self._first * rest + accepted
 
@@ -121,7 +123,7 @@ class Remembered:
     def ratio(self, takes_best: bool, tree: DynamicTree) -> float:
         """See `Ratio`."""
         key = takes_best, tree
-        return self._ratios[key].value if key in self._ratios else Ratio.FIRST
+        return self._ratios[key].value if key in self._ratios else Ratio.USUAL
 
     def add(self, kind: Kind, limits: AutoTree, draft: DraftTree, paths: list[list[int] | None]) -> None:
         """Counts one step."""
@@ -136,7 +138,7 @@ class Remembered:
         key = takes_best, tree
         self._drafts[key] += 1
         if self._drafts[key] <= self.ENOUGH:
-            self._ratios.setdefault(key, LastingRatio()).add(expected, accepted)
+            self._ratios.setdefault(key, LastingRatio(Ratio.USUAL, Ratio.USUAL_WEIGHT)).add(expected, accepted)
 
 
 class Acceptances:
@@ -170,7 +172,8 @@ class Acceptances:
         key = takes_best, tree
         if key not in self._ratios:
             known = self._remembered
-            self._ratios[key] = Ratio() if known is None else Ratio(known.ratio(takes_best, tree))
+            first = Ratio.USUAL if known is None else known.ratio(takes_best, tree)
+            self._ratios[key] = Ratio(first, Ratio.USUAL_WEIGHT)
         return self._ratios[key]
 
     def add(self, evidence: float | None, takes_best: bool, draft: DraftTree, paths: list[list[int] | None]) -> None:

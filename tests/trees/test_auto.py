@@ -104,7 +104,7 @@ def test_calls_begin_with_what_earlier_ones_accepted() -> None:
             draft, path = simulated_step(tree, chances, generator)
             call.add(None, False, draft, [path])
             call.add_ratio(False, dynamic, 1.0, 1.5)
-    assert seen[0] == (0.9, 0.9, Ratio.FIRST)
+    assert seen[0] == (0.9, 0.9, Ratio.USUAL)
     assert seen[1][0] < 0.5 and seen[1][2] > 1.15
     assert seen[-1] == seen[-2] and abs(seen[-1][0] - 0.3) < 0.06
     assert all(best == 0.9 for _, best, _ in seen)  # of the other way nothing is known
