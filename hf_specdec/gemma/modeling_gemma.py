@@ -71,7 +71,7 @@ class QueryAttention(nn.Module):
         # All nodes and all heads of a group attend to the same keys: they are the queries of one head.
         groups = queries.reshape(batch, kv.keys.shape[1], -1, self.head_dim)
         mixed = nn.functional.scaled_dot_product_attention(groups, kv.keys, kv.values, attn_mask=kv.mask, scale=1.0)
-        heads = mixed.view(batch, -1, nodes, self.head_dim)
+        heads = mixed.reshape(batch, -1, nodes, self.head_dim)  # on CUDA it is laid out otherwise
         return self.o_proj(heads.transpose(1, 2).reshape(batch, nodes, -1))
 
 
