@@ -117,9 +117,10 @@ class InFlightTarget(TreeTarget):
                 f"`model_inputs`: {type(self.model).__name__} caches {cache.lengths[0]} positions for the prompt of "
                 f"{length} tokens; `generate_batch` and its manager need one for each token. Use `generate`."
             )
-        visible = torch.arange(length) >= torch.tensor(padding)[:, None]
+        left = torch.tensor(padding, device="cpu")
+        visible = torch.arange(length, device="cpu") >= left[:, None]
         shifts = shift_after(self.model, model_kwargs, visible.to(self.device), cache).cpu()
-        shifts += preparation_of(self.model).added + torch.tensor(padding)
+        shifts += preparation_of(self.model).added + left
         of_texts = self._shift_of_texts.cpu()
         for row, (request, first) in enumerate(zip(requests, padding, strict=True)):
             shift = shifts[..., row : row + 1]

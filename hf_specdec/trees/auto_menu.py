@@ -45,11 +45,14 @@ class TreeMenu:
         ((0.35, 0.15, 0.1, 0.07, 0.05), ((2, 1), (4, 2), (24, 3), (48, 3))),
     )
     """Acceptance probabilities by rank, and for each the nodes and levels of trees that are built for them."""
+    DEEP = ((20, 8), (64, 7))
+    """Those in whose place dynamic trees stand."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
+        left_out = self.DEEP if found else ()
         for table, (_, sizes) in zip(self.drafts_within(limits), self.DRAFTS, strict=True):
-            for nodes, levels in sizes:
+            for nodes, levels in (size for size in sizes if size not in left_out):
                 likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
                 found[TokenTree([path for _, path in likeliest])] = None
         trees = list(found)

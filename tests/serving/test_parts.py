@@ -7,6 +7,7 @@ import importlib.util
 import socket
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,7 +98,8 @@ def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("prometheus_client")
     pytest.importorskip("uvicorn")
     done: list[str] = []
-    monkeypatch.setattr(engine, "running_engine", lambda _: nullcontext(None))
+    served = SimpleNamespace(model=SimpleNamespace(about_draft=None))
+    monkeypatch.setattr(engine, "running_engine", lambda _: nullcontext(served))
     monkeypatch.setattr("hf_specdec.serving.app.build_app", lambda *_, **__: done.append("build"))
     monkeypatch.setattr("hf_specdec.serving.garbage.never_search_again", lambda: done.append("freeze"))
     monkeypatch.setattr("hf_specdec.serving.http_server.HttpServer.run", lambda _: done.append("run"))

@@ -60,7 +60,7 @@ def test_padding_behind_an_image() -> None:
     [
         ("doge", "tree", "learned bias"),
         ("doge", "generate_batch", "learned bias"),
-        ("whisper", "generate_batch", Reason.POSITIONS),
+        ("roformer", "generate_batch", Reason.POSITIONS),
         ("idefics", "tree", Reason.CROSS_ATTENTION),
         ("kosmos-2", "generate_batch", Reason.MASK),
         ("deepseek_v4", "tree", Reason.SPARSE),
