@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from .kernel import LARGEST_KEY, KernelForward, StateKernel
 from .recurrence import Recurrence
@@ -167,6 +168,41 @@ class DeltaRule(Recurrence):
             "delta": new.transpose(1, 2),
         }
         return outputs.transpose(1, 2).to(inputs["value"].dtype), kept
+
+    def read(
+        self, state: torch.Tensor, inputs: dict[str, torch.Tensor], is_on: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """
+        As `score` and `advance` block by block, but all that does not depend on the state at once: with T = (I + L)⁻¹
+        of a block, u = T β v − T β e^G k S (the chunk form of arXiv 2412.06464).
+        """
+        if inputs["g"].shape[-1] > 1:  # whose products are taken channel by channel
+            return None
+        num_heads, length = inputs["value"].shape[2], is_on.shape[1]
+        block = min(self.block, length)
+        is_off, padding = ~is_on[:, :, None, None], -length % block
+        query, key, value, g, beta = (
+            F.pad(_by_head(inputs[name].float().masked_fill(is_off, 0.0), num_heads), (0, 0, 0, padding)).unflatten(
+                2, (-1, block)
+            )
+            for name in ("query", "key", "value", "g", "beta")
+        )
+        sums = g.cumsum(dim=3)
+        last, decay = sums[..., -1:, :], sums.exp()
+        is_later = torch.ones(block, block, dtype=torch.bool, device=g.device).triu(1)
+        decays = (sums - sums.transpose(3, 4)).masked_fill_(is_later, -torch.inf).exp_()
+        others = key.transpose(3, 4)
+        given = torch.cat([value, decay * key], dim=-1) * beta
+        solved = torch.linalg.solve_triangular(beta * decays * (key @ others), given, upper=False, unitriangular=True)
+        new, reads = solved.split([value.shape[-1], key.shape[-1]], dim=-1)
+        with_queries, query, key = decays * (query @ others), decay * query, (last - sums).exp() * key
+        outputs, moved, last = [], state.float(), last.exp()
+        for place in range(new.shape[2]):
+            deltas = new[:, :, place] - reads[:, :, place] @ moved
+            outputs.append(query[:, :, place] @ moved + with_queries[:, :, place] @ deltas)
+            moved = moved * last[:, :, place] + key[:, :, place].transpose(2, 3) @ deltas
+        found = torch.cat(outputs, dim=2)[:, :, :length]
+        return found.transpose(1, 2).to(inputs["value"].dtype), moved.to(state.dtype)
 
     def advance(self, state: torch.Tensor, kept: dict[str, torch.Tensor], is_on: torch.Tensor) -> torch.Tensor:
         num_heads, is_off = state.shape[1], ~is_on[:, :, None, None]

@@ -85,6 +85,21 @@ class Recurrence(ABC):
                 row; what the others have may be NaN.
         """
 
+    def read(
+        self, state: torch.Tensor, inputs: dict[str, Any], is_on: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """
+        Outputs over a text, `[batch, tokens, …]`, and the state behind it, with few launches; None where there is no
+        such form, so that `score` and `advance` read it block by block.
+
+        Args:
+            state (`torch.Tensor` of shape `[batch, …]`): the state before the text.
+            inputs (`dict`): what the tokens have, `[batch, tokens, …]` each.
+            is_on (`torch.Tensor` of shape `[batch, tokens]`, bool): which tokens enter the state, the first ones of
+                each row; what the others have may be NaN, and so may their outputs.
+        """
+        return None
+
     def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
         """
         Most bytes that `score` takes for a row meanwhile, besides what is as small as its arguments; `advance` over as
