@@ -20,6 +20,8 @@ def position_table_of(model: PreTrainedModel) -> nn.Embedding | None:
     The table of positions of a decoder that asks it for as many rows as there are tokens, from the number of those
     before them on; None for a decoder without one.
     """
+    if model.config.model_type == "led":  # behind padding its logits are not those of plain `generate`
+        return None
     decoder: Any = getattr(model, "get_decoder", lambda: None)()
     table = getattr(decoder, "embed_positions", None)
     if not isinstance(table, nn.Embedding):
