@@ -46,7 +46,7 @@ class TreeMenu:
     )
     """Acceptance probabilities by rank, and for each the nodes and levels of trees that are built for them."""
     DEEP = ((20, 8), (64, 7))
-    """Those in whose place dynamic trees stand."""
+    """Sizes of trees in whose place dynamic ones stand."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
