@@ -176,11 +176,15 @@ def _tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
 
 
 def _needs_encoder(name: str, target: PreTrainedModel) -> bool:
-    """Whether a draft of an encoder-decoder model's kind has an encoder of another size, and so needs it itself."""
+    """Whether a draft of an encoder-decoder model's kind has to be read with its own encoder."""
     config = AutoConfig.from_pretrained(name)
+    if config.model_type != target.config.model_type or any("CausalLM" in one for one in config.architectures or ()):
+        return False
+    if config.model_type != "whisper":  # whose published drafts attend to the target's encoder, if its size is theirs
+        return True
     sizes = ("d_model", "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads")
     mine, its = ([getattr(one, size, None) for size in sizes] for one in (config, target.config))
-    return config.model_type == target.config.model_type and mine != its
+    return mine != its
 
 
 def check_place(name: str | None) -> None:

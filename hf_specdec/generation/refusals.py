@@ -137,9 +137,9 @@ def check_encoder(arguments: CallArguments) -> None:
     for draft in () if encoder is None or encoder.are_known else arguments.drafter.models:
         if runs_own_encoder(draft, arguments.model):
             raise ValueError(
-                f"`encoder_outputs` with `assistant_model`: the draft {type(draft).__name__} has an encoder of its "
-                f"own. Pass `{arguments.model.main_input_name}` instead, or a draft that attends to the target's "
-                "states."
+                f"`encoder_outputs` or `inputs_embeds` with `assistant_model`: the draft {type(draft).__name__} has "
+                f"an encoder of its own. Pass `{arguments.model.main_input_name}` instead, or a draft that attends to "
+                "the target's states."
             )
 
 

@@ -33,9 +33,16 @@ class EncoderInputs:
 
     @property
     def are_known(self) -> bool:
-        """Whether there are inputs: `generate` puts tokens of -100 in their place if it is given `encoder_outputs`."""
+        """
+        Whether there are inputs that another encoder can read: sound, or tokens. `generate` puts embeddings in the
+        place of these if it is given `inputs_embeds`, and tokens of -100 if it is given `encoder_outputs`.
+        """
         inputs = self.inputs
-        return inputs is not None and (inputs.is_floating_point() or not bool((inputs == -100).all()))
+        if inputs is None:
+            return False
+        if inputs.is_floating_point():
+            return self.target.main_input_name != "input_ids"
+        return not bool((inputs == -100).all())
 
 
 def runs_own_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:

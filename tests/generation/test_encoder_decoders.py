@@ -152,3 +152,21 @@ def test_a_decoder_of_whisper_alone() -> None:
     plain = target.generate(**inputs)
     for assistant in (noisy_copy(target, 0.05), NgramDraft(min_ngram=1)):
         assert torch.equal(target.generate(**inputs, assistant_model=assistant, tree=TREE), plain)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_drafts_by_name(family: str, tmp_path: Any) -> None:
+    """Those of the target's sizes, too, are read with their encoder and all of their weights."""
+    target = model_of(family)
+    target.save_pretrained(tmp_path)
+    plain = target.generate(**inputs_of(1))
+    found = target.generate(**inputs_of(1), assistant_model=str(tmp_path), tree="chain:3")
+    assert torch.equal(found, plain) and last_metrics().mean_acceptance_length > 3
+
+
+def test_embeddings_in_place_of_tokens() -> None:
+    target = model_of("bart")
+    inputs = inputs_of(1)
+    inputs["inputs_embeds"] = target.get_input_embeddings()(inputs.pop("input_ids"))
+    with pytest.raises(ValueError, match="`inputs_embeds` with `assistant_model`.*Pass `input_ids`"):
+        target.generate(**inputs, assistant_model=noisy_copy(target, 0.05), tree="chain:3")
