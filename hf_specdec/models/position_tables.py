@@ -39,7 +39,8 @@ def rows_at(table: nn.Embedding, positions: torch.Tensor) -> Iterator[None]:
     def rows(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor | None:
         if threading.get_ident() != thread:
             return None
-        return nn.functional.embedding(positions + getattr(module, "offset", 0), module.weight)
+        places = positions.to(module.weight.device) + getattr(module, "offset", 0)
+        return nn.functional.embedding(places, module.weight)
 
     def first_row(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Slots of nodes may lie past the end of the table."""
