@@ -102,9 +102,12 @@ class Scheduler:
         """Puts a request at the end of the queue."""
         self.waiting.append(request)
 
-    def admit(self) -> None:
-        """Admits waiting requests in order, as long as there are places and blocks for them."""
-        for _ in range(self.num_admissible(self.waiting)):
+    def admit(self, number: int | None = None) -> None:
+        """
+        Admits waiting requests in order: as many as there are places and blocks for, with some to grow into, or
+        `number` of them, where the caller knows that all their blocks are free.
+        """
+        for _ in range(self.num_admissible(self.waiting) if number is None else number):
             request = self.waiting.popleft()
             if not self.pool.reserve(request.table, request.length):
                 self._release_trees()

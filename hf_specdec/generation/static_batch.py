@@ -28,7 +28,7 @@ from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device, forward_parameters
 from ..states import is_attention_free, layer_kinds_of
 from ..verification import NAN_LOGITS
-from ..verification.choosing import NOTHING_TO_DRAW_FROM
+from ..verification.choosing import NOTHING_TO_CHOOSE, NOTHING_TO_DRAW_FROM
 from .arguments import CallArguments
 from .engines import borrowed_engine
 from .recording import Recorder, SpeculativeGenerateOutput
@@ -175,9 +175,8 @@ class StaticBatch:
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput | None:
         """
         Generates until every row is finished. None, with nothing but `num_streamed` columns done, where the call must
-        run by the host: memory is scarce, the logits of the model itself are not numbers, the target does not
-        take the images, or a text is longer than the
-        target has positions, where plain `generate` may fail or go on.
+        run by the host: memory is scarce, the logits of the model itself are not numbers, the target does not take the
+        images, or a text is longer than the target has positions, where plain `generate` may fail or go on.
 
         Raises:
             RuntimeError: as in plain `generate`, if there was nothing to draw from.
@@ -195,7 +194,7 @@ class StaticBatch:
                 outputs = None if errors or goes_on else self._outputs(engine, requests)
                 for request in requests:
                     engine.end(request)
-        if any(request.fails_by_its_options for request in requests):
+        if set(errors) - {NAN_LOGITS, NOTHING_TO_CHOOSE}:
             return None  # by the host the target's own error comes
         if errors and (self.call.options.do_sample or set(errors) != {NAN_LOGITS}):
             raise RuntimeError(NOTHING_TO_DRAW_FROM)
@@ -221,7 +220,7 @@ class StaticBatch:
         engine.limit_prompt_tokens(None if chunk is None else chunk * len(requests))
         for request in requests:
             scheduler.add(request)
-        scheduler.admit()
+        scheduler.admit(len(requests))  # the engine has blocks for all their texts
         for request in requests:  # at once: steps read the block tables, which then stay the same
             pool.reserve(request.table, pool.num_slots // len(requests))
         ends_early = not self.call.returns_cache

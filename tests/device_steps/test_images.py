@@ -54,6 +54,20 @@ def test_texts_without_images(steps: Steps) -> None:
     assert steps.captures == 1
 
 
+def test_lack_of_memory(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where captured steps have no memory for the prompt, the call runs by the host."""
+    model, inputs = of_family("llava", 1)
+    text, asked = model.generate(**inputs, **CALL), []
+
+    def lacking(*args: Any) -> Any:
+        asked.append(args)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("hf_specdec.engine.target.read_whole", lacking)
+    found = model.generate(**inputs, **CALL, assistant_model=noisy_copy(model), tree=IRREGULAR)
+    assert len(asked) == 1 and found.tolist() == text.tolist() and steps.captures == 0
+
+
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
 def test_returned_cache(name: str, steps: Steps) -> None:
     """The cache goes on as that of plain `generate`."""

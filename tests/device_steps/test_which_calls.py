@@ -20,7 +20,9 @@ import hf_specdec
 from hf_specdec import SpeculativeConfig, graphs
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.trees.auto_menu import TreeMenu
+from hf_specdec.engine.scheduler import Scheduler
+from hf_specdec.generation import engines
+from hf_specdec.trees.tree_menu import TreeMenu
 
 
 class Halved(LogitsProcessor):
@@ -61,6 +63,23 @@ def test_short_texts_by_the_engine_of_long_ones(steps: Steps) -> None:
         text = target.generate(**prompts(1, length), **options, assistant_model=draft, tree=IRREGULAR)
         assert torch.equal(text, target.generate(**prompts(1, length), **options))
         assert len(vars(target)["_engines_of_calls"]) == num_engines
+
+
+def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows begin together, though none has a block left to grow into: a batch is no queue."""
+    target, admitted = tiny_model(dtype=torch.float32), []
+    admit = Scheduler.admit
+
+    def noted(self: Scheduler, number: int | None = None) -> None:
+        admit(self, number)
+        admitted.append((len(self.active), len(self.waiting)))
+
+    monkeypatch.setattr(Scheduler, "admit", noted)
+    inputs = prompts(3, (engines.FEWEST_BLOCKS - 1) * engines.BLOCK_SIZE - 20)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    found = target.generate(**inputs, **options, assistant_model=noisy_copy(target, 0.05), tree="chain:3")
+    assert torch.equal(found, target.generate(**inputs, **options))
+    assert steps.captures > 0 and admitted[0] == (3, 0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
