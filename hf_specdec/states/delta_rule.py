@@ -169,15 +169,21 @@ class DeltaRule(Recurrence):
         }
         return outputs.transpose(1, 2).to(inputs["value"].dtype), kept
 
+    def reads_at_once(self, inputs: dict[str, torch.Tensor]) -> bool:
+        return inputs["g"].shape[-1] == 1  # else products are taken channel by channel
+
+    def bytes_of_reading(self, state: tuple[int, ...]) -> int:
+        heads, key_dim, value_dim = state
+        # Queries, keys and values as they are, decayed, and solved; and three products of a block.
+        return 4 * heads * (5 * key_dim + 4 * value_dim + 3 * self.block)
+
     def read(
         self, state: torch.Tensor, inputs: dict[str, torch.Tensor], is_on: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         As `score` and `advance` block by block, but all that does not depend on the state at once: with T = (I + L)⁻¹
         of a block, u = T β v − T β e^G k S (the chunk form of arXiv 2412.06464).
         """
-        if inputs["g"].shape[-1] > 1:  # whose products are taken channel by channel
-            return None
         num_heads, length = inputs["value"].shape[2], is_on.shape[1]
         block = min(self.block, length)
         is_off, padding = ~is_on[:, :, None, None], -length % block

@@ -61,4 +61,7 @@ def rows_of_group(recurrence: Recurrence, state: tuple[int, ...], queries: int, 
 
 def most_bytes(recurrence: Recurrence, state: tuple[int, ...], rows: int, nodes: int) -> int:
     """Bytes that a forward of so many rows and nodes takes meanwhile."""
-    return min(rows, rows_of_group(recurrence, state, nodes, nodes)) * recurrence.transient_bytes(state, nodes, nodes)
+    scored = min(rows, rows_of_group(recurrence, state, nodes, nodes)) * recurrence.transient_bytes(
+        state, nodes, nodes
+    )
+    return max(scored, min(rows * nodes * recurrence.bytes_of_reading(state), MOST_BYTES))

@@ -85,12 +85,19 @@ class Recurrence(ABC):
                 row; what the others have may be NaN.
         """
 
+    def reads_at_once(self, inputs: dict[str, Any]) -> bool:
+        """Whether `read` takes these inputs; else `score` and `advance` read a text block by block."""
+        return False
+
+    def bytes_of_reading(self, state: tuple[int, ...]) -> int:
+        """Bytes that `read` takes for a token meanwhile, if there is such a form; `state` as in `transient_bytes`."""
+        return 0
+
     def read(
         self, state: torch.Tensor, inputs: dict[str, Any], is_on: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Outputs over a text, `[batch, tokens, …]`, and the state behind it, with few launches; None where there is no
-        such form, so that `score` and `advance` read it block by block.
+        Outputs over a text, `[batch, tokens, …]`, and the state behind it, with few launches.
 
         Args:
             state (`torch.Tensor` of shape `[batch, …]`): the state before the text.
@@ -98,7 +105,7 @@ class Recurrence(ABC):
             is_on (`torch.Tensor` of shape `[batch, tokens]`, bool): which tokens enter the state, the first ones of
                 each row; what the others have may be NaN, and so may their outputs.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} reads texts block by block.")
 
     def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
         """

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .groups import advance_in_groups, score_in_groups
+from .groups import MOST_BYTES, advance_in_groups, score_in_groups
 from .recurrence import Recurrence
 from .topology import NodeTopology
 
@@ -28,9 +28,8 @@ def read_text(
     )
     length, inputs = len(places), recurrence.of_prompt(inputs, is_prompt)
     # Block by block takes fewer operations, and more launches.
-    read = None if state.device.type == "cpu" else recurrence.read(state, inputs, is_on)
-    if read is not None:
-        return read
+    if recurrence.reads_at_once(inputs) and state.device.type != "cpu":
+        return read_at_once(recurrence, state, inputs, is_on)
     constants = {name: inputs[name] for name in recurrence.constants}
     outputs, dtype = [], state.dtype
     for start in range(0, length, recurrence.block):
@@ -41,4 +40,18 @@ def read_text(
         moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
         new = advance_in_groups(recurrence, state, kept | constants, is_on[:, start:end])
         state = torch.where(moved, new.to(dtype), state)
+    return torch.cat(outputs, dim=1), state
+
+
+def read_at_once(
+    recurrence: Recurrence, state: torch.Tensor, inputs: dict[str, Any], is_on: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Recurrence.read`, for as many tokens at once as there is memory for meanwhile; see `groups.MOST_BYTES`."""
+    per_token = recurrence.bytes_of_reading(tuple(state.shape[1:])) * len(state)
+    most = max(MOST_BYTES // (per_token * recurrence.block), 1) * recurrence.block
+    outputs = []
+    for start in range(0, is_on.shape[1], most):
+        part = {name: values[:, start : start + most] for name, values in inputs.items()}
+        found, state = recurrence.read(state, part, is_on[:, start : start + most])
+        outputs.append(found)
     return torch.cat(outputs, dim=1), state

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.states import texts
 from hf_specdec.states.delta_rule import DeltaRule, KimiDeltaAttention
-from hf_specdec.states.texts import read_text
 
 
 def text_of(length: int, rows: int = 3) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -23,18 +23,19 @@ def text_of(length: int, rows: int = 3) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("length", [1, 5, 64, 130])
-def test_a_text_at_once(length: int) -> None:
+def test_a_text_at_once(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of other lengths may have NaN behind their ends, and one has no token."""
     state, inputs = text_of(length)
     counts = [length, max(length - 3, 1), 0]
-    expected, last = read_text(DeltaRule(), state, inputs, counts)  # block by block on a CPU
+    expected, last = texts.read_text(DeltaRule(), state, inputs, counts)  # block by block on a CPU
     for values in inputs.values():
         for row, count in enumerate(counts):
             values[row, count:] = torch.nan
     is_on = torch.arange(length) < torch.tensor(counts)[:, None]
-    read = DeltaRule().read(state, inputs, is_on)
-    assert read is not None
-    found, moved = read
+    monkeypatch.setattr(texts, "MOST_BYTES", 1)  # a block at a time
+    found, moved = texts.read_at_once(DeltaRule(), state, inputs, is_on)
+    at_once = DeltaRule().read(state, inputs, is_on)
+    torch.testing.assert_close(moved, at_once[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(moved, last, atol=1e-5, rtol=1e-5)
     assert torch.equal(moved[2], state[2]) and found.dtype == expected.dtype
     for row, count in enumerate(counts):
@@ -42,6 +43,7 @@ def test_a_text_at_once(length: int) -> None:
 
 
 def test_decays_by_channel_go_block_by_block() -> None:
-    state, inputs = text_of(5)
+    _, inputs = text_of(5)
+    assert DeltaRule().reads_at_once(inputs)
     inputs["g"] = inputs["g"].expand(-1, -1, -1, 8)
-    assert KimiDeltaAttention().read(state, inputs, torch.ones(3, 5, dtype=torch.bool)) is None
+    assert not KimiDeltaAttention().reads_at_once(inputs)
