@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .models.structure import execution_device
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
 from .trees.token_tree import cut
+from .trees.tree_menu import TreeMenu
 
 
 if TYPE_CHECKING:
@@ -206,8 +207,7 @@ class SpeculationPlan:
                 found.append(tree)
                 continue
             found.append(TokenTree.chain(1))
-            if tree.first is not None:
-                found.append(tree.first)
+            found += [] if tree.first is None else [tree.first, *TreeMenu.dynamic_within(tree)]
         return found
 
     @classmethod

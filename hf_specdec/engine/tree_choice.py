@@ -20,12 +20,12 @@ from ..trees import (
     choice_of,
     remembered_of,
 )
-from ..trees.advantage import Advantage
 from ..trees.auto import times_of
-from ..trees.auto_learning import Acceptances
-from ..trees.auto_menu import MenuChoice, TreeMenu
+from ..trees.auto_learning import Acceptances, Ratio
+from ..trees.auto_menu import MenuChoice
 from ..trees.menu_ways import MenuWays
 from ..trees.told import Belief, Told
+from ..trees.tree_menu import TreeMenu
 from ..trees.whole_times import WholeTimes
 from .request import Request
 
@@ -67,7 +67,7 @@ class TreeChoices:
         self._auto: dict[Any, TreeChoice] = {}
         self._ways: dict[Any, MenuWays] = {}
         self._with_best: dict[Any, set[TokenTree | DynamicTree]] = {}
-        self._advantages: dict[Any, dict[DynamicTree, Advantage]] = {}
+        self._advantages: dict[Any, dict[DynamicTree, Ratio]] = {}
         self._is_warm = False
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._asked: dict[AutoTree, list[int]] = {}
@@ -91,6 +91,7 @@ class TreeChoices:
             yield
         finally:
             self._always = None
+            self._advantages.clear()  # of which given trees and texts say nothing
 
     @property
     def are_given(self) -> bool:
@@ -123,7 +124,6 @@ class TreeChoices:
     def end_warm_up(self) -> None:
         """Takes note that every tree that is worth a capture has been timed."""
         self._is_warm = True
-        self._advantages.clear()  # which warming up says nothing of
         for choice in self._auto.values():
             if isinstance(choice, MenuChoice):
                 choice.times.are_complete = True
@@ -149,10 +149,9 @@ class TreeChoices:
                 self._tell_of_captures(choice, requests)
         chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
-        for asked, its in chosen.items():
+        for asked in chosen:
             if self._always is None and (ways := self._ways_of(asked)) is not None:
-                choice = self._auto_choice(asked)
-                ways.begin_step(None if isinstance(choice, MenuChoice) and choice.explores else its)
+                ways.begin_step(_tree_of_ways(self._auto_choice(asked)))
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
         if share is None:
@@ -231,7 +230,7 @@ class TreeChoices:
 
     def _begins_next(self, asked: AutoTree) -> bool:
         choice, ways = self._auto_choice(asked), self._ways_of(asked)
-        return choice.begin_next() and (ways is None or ways.begin_next(choice.tree))
+        return choice.begin_next() and (ways is None or ways.begin_next(_tree_of_ways(choice)))
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
@@ -320,6 +319,11 @@ class TreeChoices:
     def _shared_times(self, kind: Any) -> WholeTimes:
         times: WholeTimes = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
         return times
+
+
+def _tree_of_ways(choice: TreeChoice) -> TokenTree | DynamicTree | None:
+    """The tree of the present step for which `MenuWays` choose; none in an exploration, which draws."""
+    return None if isinstance(choice, MenuChoice) and choice.explores else choice.tree
 
 
 def _bucket(batch_size: int) -> int:

@@ -53,14 +53,14 @@ class Ratio:
 
     Args:
         first (`float`), weight (`float`): the ratio before anything is counted, and its weight in tokens.
+        decay (`float`): factor on earlier counts at every new one.
     """
 
-    DECAY = 0.97
     USUAL, USUAL_WEIGHT = 1.07, 60.0
     """Ratio of a draft of which nothing is known, and its weight in calls."""
 
-    def __init__(self, first: float = 1.0, weight: float = 12.0):
-        self._first, self._weight = first, weight
+    def __init__(self, first: float = 1.0, weight: float = 12.0, decay: float = 0.97):
+        self._first, self._weight, self._decay = first, weight, decay
         self._expected, self._accepted = weight, first * weight
 
     @property
@@ -68,19 +68,19 @@ class Ratio:
         return self._accepted / self._expected
 
     def add(self, expected: float, accepted: float) -> None:
-        rest = (1.0 - self.DECAY) * self._weight
-        self._expected = self.DECAY * self._expected + rest + expected
-        self._accepted = self.DECAY * self._accepted + self._first * rest + accepted
+        self.fade(self._decay)
+        self._expected += expected
+        self._accepted += accepted
+
+    def fade(self, decay: float) -> None:
+        """Lets what was counted count less, and so the first ratio more."""
+        rest = (1.0 - decay) * self._weight
+        self._expected = decay * self._expected + rest
+        self._accepted = decay * self._accepted + self._first * rest
 
 
 class LastingTable(AcceptanceTable):
     """An `AcceptanceTable` of all texts, in which earlier counts stay."""
-
-    DECAY = 1.0
-
-
-class LastingRatio(Ratio):
-    """A `Ratio` of all texts, in which earlier counts stay."""
 
     DECAY = 1.0
 
@@ -110,7 +110,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[Kind, int, int], LastingTable] = {}
-        self._ratios: dict[tuple[bool, DynamicTree], LastingRatio] = {}
+        self._ratios: dict[tuple[bool, DynamicTree], Ratio] = {}
         self._drafts: Counter[tuple[bool, DynamicTree]] = Counter()
 
     def new_table(self, kind: Kind, limits: AutoTree) -> AcceptanceTable:
@@ -138,7 +138,7 @@ class Remembered:
         key = takes_best, tree
         self._drafts[key] += 1
         if self._drafts[key] <= self.ENOUGH:
-            self._ratios.setdefault(key, LastingRatio(Ratio.USUAL, Ratio.USUAL_WEIGHT)).add(expected, accepted)
+            self._ratios.setdefault(key, Ratio(Ratio.USUAL, Ratio.USUAL_WEIGHT, 1.0)).add(expected, accepted)
 
 
 class Acceptances:

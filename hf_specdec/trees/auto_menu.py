@@ -13,70 +13,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .advantage import Advantage
 from .auto import AutoTree, Plan
 from .auto_learning import Ratio, Trust
-from .auto_tables import AcceptanceTable, expected_length, expected_of, likeliest_paths
+from .auto_tables import AcceptanceTable, expected_length, expected_of
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
 from .told import Belief, Told
+from .tree_menu import TreeMenu, size_of
 from .trials import Trials
 from .whole_times import Tree, WholeTimes
-
-
-class TreeMenu:
-    """
-    The trees to choose among: the likeliest paths of some depth, for drafts with peaked, average and flat
-    distributions. For texts and machines of any kind one of them is nearly as fast as the best static tree of all.
-    A drafter's own dynamic tree is among them, and a larger one: each row has other nodes there, which is worth most
-    where rows share a step.
-
-    Args:
-        limits (`AutoTree`): largest size of a tree.
-        times (`WholeTimes`, *optional*): times of steps with these trees. Once `WholeTimes.are_complete`, trees that
-            were not timed are not worth a capture and are left out.
-    """
-
-    DRAFTS = (
-        ((0.85, 0.06, 0.03, 0.02, 0.01), ((1, 1), (2, 2), (4, 4), (8, 8), (20, 8), (64, 7))),
-        (AcceptanceTable.FIRST_GUESS, ((10, 2), (12, 5))),
-        ((0.35, 0.15, 0.1, 0.07, 0.05), ((2, 1), (4, 2), (24, 3), (48, 3))),
-    )
-    """Acceptance probabilities by rank, and for each the nodes and levels of trees that are built for them."""
-    DEEP = ((20, 8), (64, 7))
-    """Sizes of trees in whose place dynamic ones stand."""
-
-    def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
-        found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
-        left_out = self.DEEP if found else ()
-        for table, (_, sizes) in zip(self.drafts_within(limits), self.DRAFTS, strict=True):
-            for nodes, levels in (size for size in sizes if size not in left_out):
-                likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
-                found[TokenTree([path for _, path in likeliest])] = None
-        trees = list(found)
-        if times is not None and times.are_complete:
-            trees = [tree for tree in found if times.has(tree)] or trees
-        self.trees = sorted(trees, key=_size)
-
-    @staticmethod
-    def dynamic_within(limits: AutoTree) -> list[DynamicTree]:
-        """The dynamic tree with which the drafter begins, if it has one, and one of about four times its nodes."""
-        first = limits.first
-        if not isinstance(first, DynamicTree):
-            return []
-        depth = max(first.depth, min(first.depth + 2, limits.max_depth))
-        top_k = max(first.top_k, min(2 * first.top_k, limits.max_children))
-        num_nodes = min(4 * first.num_nodes, limits.max_nodes, top_k + (depth - 1) * top_k**2)
-        if num_nodes <= first.num_nodes:
-            return [first]
-        return [first, DynamicTree(depth=depth, top_k=top_k, num_nodes=num_nodes)]
-
-    @classmethod
-    def drafts_within(cls, limits: AutoTree) -> list[list[list[float]]]:
-        """Acceptance probabilities `[depth][rank]` of the drafts for which trees are built."""
-        return [[list(chances[: limits.max_children])] * limits.max_depth for chances, _ in cls.DRAFTS]
 
 
 class MenuChoice(TreeChoice):
@@ -90,7 +37,7 @@ class MenuChoice(TreeChoice):
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
         tries_all (`bool`): whether all trees that may be worth a capture are tried before any is planned, and no
             other one ever, as where captures are kept for later calls, which must not wait for any; see `Trials`.
-        advantages (`dict[DynamicTree, Advantage]`): what is known of dynamic trees, from all calls.
+        advantages (`dict[DynamicTree, Ratio]`): what is known of dynamic trees, from all calls.
     """
 
     reads_confidence = True
@@ -118,6 +65,11 @@ class MenuChoice(TreeChoice):
     """
     SLOWED = 1.15
     """Slowdown of all steps, since a plain one was timed last, above which a few steps go without a tree."""
+    ADVANTAGE, FADES = (1.12, 24.0, 0.995), 0.999
+    """
+    `Ratio` of a dynamic tree at first, of the order of what EAGLE-2 (arXiv 2406.16858, table 1) reports; and how it
+    fades in steps with other trees, so that an unlucky start is not the last word.
+    """
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
@@ -127,14 +79,14 @@ class MenuChoice(TreeChoice):
         limits: AutoTree,
         acceptance: AcceptanceTable,
         tries_all: bool = False,
-        advantages: dict[DynamicTree, Advantage] | None = None,
+        advantages: dict[DynamicTree, Ratio] | None = None,
     ):
         super().__init__(None)
         self._advantages = {} if advantages is None else advantages
         self.times, self.acceptance, self.menu = times, acceptance, TreeMenu(limits, times)
-        static = [tree for tree in self.menu.trees if isinstance(tree, TokenTree)]
-        middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
         self._small = TokenTree.chain(min(2, limits.max_depth))
+        static = [tree for tree in self.menu.trees if isinstance(tree, TokenTree)] or [self._small]
+        middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
         # Without known times, every kind of step is tried twice, because the first one includes warming up.
         self._trials: tuple[Tree | None, ...] = (None, self._small, None, self._small, middling, middling)
         self._all: Trials | None = None
@@ -218,7 +170,7 @@ class MenuChoice(TreeChoice):
             return self._planned
         if self._without >= self.PROBE:
             self._without = 0
-            return self._small if self._may_take(self._small) else min(self._ready_trees, key=_size, default=None)
+            return self._small if self._may_take(self._small) else min(self._ready_trees, key=size_of, default=None)
         tree = self._planned
         if (
             self._planned is not None
@@ -307,7 +259,7 @@ class MenuChoice(TreeChoice):
         """
         for other, advantage in self._advantages.items():
             if other != tree:
-                advantage.grow_older()
+                advantage.fade(self.FADES)
         if isinstance(tree, DynamicTree):
             self._learn_advantage(tree, [len(row.ranks) for row in told])
             self.acceptance.add_offered([(row.ranks, row.offered) for row in told], tree.top_k)
@@ -327,7 +279,7 @@ class MenuChoice(TreeChoice):
         """Compares what rows of a step accepted of a dynamic tree with what a static one would have given."""
         if accepted:
             expected = expected_of(tree, self.acceptance.chances()) - 1.0
-            self._advantages.setdefault(tree, Advantage()).add(expected, statistics.mean(accepted))
+            self._advantages.setdefault(tree, Ratio(*self.ADVANTAGE)).add(expected, statistics.mean(accepted))
 
     def _learn_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
         """Takes the result of a step whose tree was shaped by what the draft told."""
@@ -381,7 +333,7 @@ class MenuChoice(TreeChoice):
         """What is accepted of a tree over what was expected of it."""
         if not isinstance(tree, DynamicTree):
             return self._ratio.value
-        return self._advantages[tree].value if tree in self._advantages else Advantage.USUAL
+        return self._advantages[tree].value if tree in self._advantages else self.ADVANTAGE[0]
 
     def _price(self, tree: Tree | None) -> float:
         return 1.0 if tree is None else self.WORTH
@@ -424,7 +376,3 @@ class MenuChoice(TreeChoice):
             taken = [len(path) for path in paths if path is not None]
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
             times.lost = max(times.lost + seconds - tokens / self.rate(self._planned), 0.0)
-
-
-def _size(tree: Tree) -> tuple[int, int]:
-    return tree.num_nodes, tree.depth

@@ -77,8 +77,9 @@ class Trials:
         for tree in self._trees:
             if tree not in begun and self._may_step(tree) and self._is_promising(tree, seconds_of(tree), begun):
                 return [tree]
-        self._times.are_complete = not any(tree not in begun and self._steps[tree] for tree in self._trees)
-        self._times.spent = self._times.lost = 0.0
+        if not any(tree not in begun and self._steps[tree] for tree in self._trees):
+            self._times.are_complete = True
+            self._times.spent = self._times.lost = 0.0
         return []
 
     def _may_step(self, tree: Tree | None) -> bool:

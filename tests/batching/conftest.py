@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.trees.auto_menu import TreeMenu
+from hf_specdec.trees.tree_menu import TreeMenu
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import torch
 
 from hf_specdec.trees import DraftTree, Topology
 from hf_specdec.trees.auto import AutoTree
-from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
+from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import AcceptanceTable, expected_length, likeliest_paths
 from hf_specdec.trees.token_tree import TokenTree
+from hf_specdec.trees.tree_menu import TreeMenu
 from hf_specdec.trees.whole_times import WholeTimes
 
 

@@ -19,7 +19,8 @@ from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured import runner
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
-from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
+from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.trees.tree_menu import TreeMenu
 from hf_specdec.trees.whole_times import WholeTimes
 
 

@@ -15,7 +15,7 @@ from support.simulated_device import CHANCES, DEVICES, Simulation, simulate
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.trees.auto import AutoTree
-from hf_specdec.trees.auto_menu import TreeMenu
+from hf_specdec.trees.tree_menu import TreeMenu
 
 
 DEVICE = DEVICES["compiled"]

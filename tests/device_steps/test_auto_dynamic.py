@@ -19,11 +19,14 @@ from support.sampling import a_head, expected_tokens, sampled_tokens, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured.reshaping import offered_columns, read_told
+from hf_specdec.engine.tree_choice import _tree_of_ways
+from hf_specdec.states.kernel import MOST_NODES
 from hf_specdec.trees import AutoTree, Topology
-from hf_specdec.trees.advantage import Advantage
-from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
+from hf_specdec.trees.auto_learning import Ratio
+from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import AcceptanceTable
 from hf_specdec.trees.told import Told
+from hf_specdec.trees.tree_menu import TreeMenu
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -56,15 +59,29 @@ def test_the_menu_has_the_drafter_s_own_tree() -> None:
     dynamic = [tree for tree in trees if isinstance(tree, DynamicTree)]
     assert dynamic[0] == OWN and dynamic[1].num_nodes == 4 * OWN.num_nodes
     assert not any(isinstance(tree, DynamicTree) for tree in TreeMenu(AutoTree(first=STATIC)).trees)
+    large = DynamicTree(depth=8, top_k=10, num_nodes=59)
+    assert max(tree.num_nodes for tree in TreeMenu(AutoTree(first=large)).trees) == TreeMenu.MOST_NODES < MOST_NODES
+    assert DynamicTree(depth=8, top_k=10, num_nodes=64) not in TreeMenu(AutoTree(first=large)).trees
     narrow = AutoTree(first=OWN).within(3, 2)
     assert [tree for tree in TreeMenu(narrow).trees if isinstance(tree, DynamicTree)][0] == OWN
+
+
+def test_explorations_draw() -> None:
+    """So that begun steps are not ended by what the planned ones take."""
+    choice = MenuChoice(WholeTimes(), AutoTree(), AcceptanceTable(8, 8))
+    seen = set()
+    for _ in range(4):
+        tree = choice.begin_step(100)
+        seen.add(tree is not None)
+        assert choice.explores == (tree is not None) and _tree_of_ways(choice) is None
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("is_better", [True, False])
 def test_a_dynamic_tree_is_taken_where_it_accepts_more(is_better: bool) -> None:
     """Both kinds take the same time; a static one lacks the second child where it is right, or the other one depth."""
     limits, draws = AutoTree(first=OWN, max_nodes=5, max_depth=3, max_children=2), random.Random(1)
-    times, advantages, taken = WholeTimes(), dict[DynamicTree, Advantage](), list[Any]()
+    times, advantages, taken = WholeTimes(), dict[DynamicTree, Ratio](), list[Any]()
 
     def ranks_of(tree: Any) -> list[int]:
         found: list[int] = []
