@@ -11,8 +11,12 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from hf_specdec.drafters import reading
+from hf_specdec.drafters.other_vocabulary import Translation
+from hf_specdec.drafters.other_vocabulary.texts import DraftText
+
 from .models import tiny_model
-from .sampling import small_model
+from .sampling import small_model, the_target
 
 
 TARGET = ["a", "<bos>", "<eos>", "b", "c", "ab", "d", "da"]
@@ -66,3 +70,24 @@ def pieces_with_spaces() -> PreTrainedTokenizerFast:
 def draft_with_spaces() -> PreTrainedModel:
     """A tiny draft for `pieces_with_spaces`."""
     return tiny_model(vocab_size=len(pieces_with_spaces()), seed=3, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+
+
+def call_of(pieces: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments that name a draft and the tokenizers."""
+    draft, tokenizer = draft_of(pieces)
+    return {"assistant_model": draft, "tokenizer": target_tokenizer(), "assistant_tokenizer": tokenizer}
+
+
+def drafter_of(pieces: tuple[str, ...]) -> Any:
+    call = call_of(pieces)
+    return reading(call["assistant_model"], the_target(), call["tokenizer"], call["assistant_tokenizer"])
+
+
+def translation_of(pieces: tuple[str, ...]) -> Translation:
+    return drafter_of(pieces).translation
+
+
+def context_of(translation: Translation, tokens: list[int]) -> list[int]:
+    text = DraftText(translation)
+    text.read(tokens)
+    return text.tokens
