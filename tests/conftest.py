@@ -217,7 +217,7 @@ def _shared_target_stays_as_it_is() -> Iterator[None]:
 @pytest.fixture
 def default_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that name no tree take their draft's default tree, as on a GPU, and not "auto"."""
-    monkeypatch.setattr("hf_specdec.config.runs_on_cpu", lambda target: False)
+    monkeypatch.setattr("hf_specdec.plan.runs_on_cpu", lambda target: False)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from ..cache.blocks import BlockPool
-from ..config import SpeculationPlan, SpeculativeConfig
+from ..config import SpeculativeConfig
 from ..drafters import Drafter
 from ..engine.prompt_inputs import PromptInputs
 from ..engine.request import Request, RequestOptions
@@ -24,6 +24,7 @@ from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
 from ..models.prompt_masks import longest_causal_prompt
 from ..models.structure import execution_device, num_embeddings_of
+from ..plan import SpeculationPlan
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .model_inputs import checked_inputs, split_prompt

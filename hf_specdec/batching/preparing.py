@@ -20,9 +20,9 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..compat import cache_name_of
-from ..config import SpeculationPlan
 from ..generation.inherited import idle_options_of, tell_set_aside
 from ..models.structure import execution_device
+from ..plan import SpeculationPlan
 from ..verification.processor_kinds import READS_SCORES_ONLY
 
 

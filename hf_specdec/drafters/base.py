@@ -14,8 +14,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..config import SpeculationPlan
 from ..models.encoders import EncoderInputs
+from ..plan import SpeculationPlan
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
 from ..trees.told import Belief

@@ -15,8 +15,8 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
 from ..cache.blocks import BlockTable
-from ..config import SpeculationPlan
 from ..metrics import SpeculationMetrics
+from ..plan import SpeculationPlan
 from ..sequences import Sequences
 from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
 from ..verification.device_warpers import Warpers

@@ -11,11 +11,11 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.cache_utils import Cache
 
 from ..compat import cache_name_of
-from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.request import RequestOptions
 from ..engine.stopping import end_tokens_of, max_length_of
 from ..models.encoders import EncoderInputs
+from ..plan import SpeculationPlan
 from ..sequences import Sequences
 
 

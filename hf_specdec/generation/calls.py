@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..config import SpeculationPlan, SpeculativeConfig
+from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..graphs import obstacle_to_graphs
 from ..models.structure import execution_device
+from ..plan import SpeculationPlan
 from ..random_generators import draws_undone_on_error
 from .arguments import CallArguments
 from .loop import speculative_decoding

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from ..cache.blocks import BlockPool
 from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token, layer_sizes
-from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
 from ..forwards.chunks import busy_at, chunk_size_for
 from ..models.modules import num_parameters_of
+from ..plan import SpeculationPlan
 from ..states import layer_kinds_of
 from ..trees import AutoTree, TreeSchedule
 

@@ -8,7 +8,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
-from ..config import SpeculativeConfig, only_chains
+from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter
 from ..drafters.last_feature import LastFeatureDrafter
 from ..models.encoders import attends_to_encoder_of, runs_own_encoder
@@ -18,6 +18,7 @@ from ..models.own_positions import preparation_of
 from ..models.probe import reads_tokens_alone
 from ..models.reasons import Reason
 from ..models.structure import attends_to_images_apart, forward_parameters
+from ..plan import only_chains
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
 

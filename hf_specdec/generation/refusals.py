@@ -10,12 +10,13 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from ..cache import check_reusable
 from ..compat import cache_name_of, warn_if_untried
-from ..config import SpeculationPlan, SpeculativeConfig
+from ..config import SpeculativeConfig
 from ..drafters import as_drafter, reading
 from ..models.encoders import runs_own_encoder
 from ..models.reasons import Reason
 from ..models.rope import length_dependent_ropes
 from ..models.structure import attends_to_images_apart, keeps_encoder_apart
+from ..plan import SpeculationPlan
 from ..states import is_attention_free
 from .arguments import CallArguments
 from .inherited import (

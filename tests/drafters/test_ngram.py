@@ -16,8 +16,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DraftTree, DynamicTree, NgramDraft, TokenTree
-from hf_specdec.config import SpeculationPlan
 from hf_specdec.drafters import Drafter, DraftRequest
+from hf_specdec.plan import SpeculationPlan
 from hf_specdec.sequences import Sequences
 
 

@@ -13,9 +13,9 @@ from support.models import noisy_copy, prompts, tiny_model
 from support.parity import plain_text
 from support.sampling import a_draft, a_head, fit_samples
 
-from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, config
-from hf_specdec.config import SpeculationPlan
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.drafters import Drafter
+from hf_specdec.plan import SpeculationPlan
 from hf_specdec.sequences import Sequences
 from hf_specdec.trees import AutoTree, DraftTree, Topology
 from hf_specdec.trees.step_times import StepTimes
@@ -222,7 +222,7 @@ def test_draws_by_position_of_large_scores() -> None:
 @pytest.mark.parametrize("is_on", [False, True])
 def test_on_a_gpu_sampled_calls_may_choose(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One switch makes "auto" their default, but for compiled ones; greedy calls keep the draft's own tree."""
-    monkeypatch.setattr(config, "SAMPLED_CALLS_CHOOSE_ON_GPU", is_on)
+    monkeypatch.setattr("hf_specdec.plan.SAMPLED_CALLS_CHOOSE_ON_GPU", is_on)
     given: dict[str, Any] = {"default_tree": TokenTree.chain(5), "has_probabilities": True, "vocab_size": 32}
     for asked, do_sample in itertools.product(
         (SpeculativeConfig(), SpeculativeConfig(compile=True), SpeculativeConfig(tree="chain:2")), (False, True)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from support.simulated import CPU, LIMITS, Machine, acceptance, mean, simulated_step
 
-from hf_specdec.config import SpeculationPlan, SpeculativeConfig
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.plan import SpeculationPlan
 from hf_specdec.trees import AutoTree, DraftTree, TokenTree
 from hf_specdec.trees.auto_choice import AutoChoice
 from hf_specdec.trees.step_times import StepTimes
