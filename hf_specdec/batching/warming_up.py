@@ -67,7 +67,7 @@ def warm_up(
                 with engine.choices.always(case.tree):
                     _run(engine, new_requests(case.number, case.do_sample, case.length))
             else:
-                engine.choices.end_warm_up()
+                engine.choices.autos.end_warm_up()
     finally:
         engine.device_steps.read_width = 0
         engine.reset_counts()

@@ -121,7 +121,7 @@ class Engine:
                 if cache is not None and cache.graphs is not None:
                     cache.graphs.renew()
             if self.device_steps.renew():
-                self.choices.forget_captures()
+                self.choices.autos.forget_captures()
             self.last_end = None
             self.ranks.share_random_state()
             self._num_runs += 1
@@ -136,12 +136,12 @@ class Engine:
     def let_drafter_go(self) -> None:
         """Drops the models of the draft while the engine does not run, so that these can be freed."""
         self.drafting.detach()
-        self.choices.draft = None
+        self.choices.autos.draft = None
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Takes a drafter of the same models as before, after `let_drafter_go`, and forgets earlier texts."""
         self.drafting.attach(drafter.for_call(self.model))
-        self.choices.draft = drafter.times_key
+        self.choices.autos.draft = drafter.times_key
         self.choices.forget_texts()
         self.forget_temperatures()
         self.reset_counts()

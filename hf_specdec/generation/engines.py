@@ -164,7 +164,7 @@ def _new_engine(
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
     engine.device_steps.capture_no_size_twice()
-    engine.choices.keep_captures_for(key.rows)
+    engine.choices.autos.keep_captures_for(key.rows)
     for part, cache in ((model, engine.target.cache), (engine.drafting.models[0], engine.drafting.cache)):
         if cache is not None:  # the draft's model runs in the target's dtype, perhaps as a copy
             cache.allocate(layer_sizes(part))

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .auto import AutoTree, Plan
-from .auto_learning import Ratio, Trust
-from .auto_tables import AcceptanceTable, expected_length, expected_of
+from .auto_learning import Ratio
+from .auto_tables import AcceptanceTable
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
+from .menu_learning import MenuLearning
 from .token_tree import TokenTree
-from .told import Belief, Told
+from .told import Told
 from .tree_menu import TreeMenu, size_of
 from .trials import Trials
 from .whole_times import Tree, WholeTimes
@@ -65,11 +66,6 @@ class MenuChoice(TreeChoice):
     """
     SLOWED = 1.15
     """Slowdown of all steps, since a plain one was timed last, above which a few steps go without a tree."""
-    ADVANTAGE, FADES = (1.12, 24.0, 0.995), 0.999
-    """
-    `Ratio` of a dynamic tree at first, of the order of what EAGLE-2 (arXiv 2406.16858, table 1) reports; and how it
-    fades in steps with other trees, so that an unlucky start is not the last word.
-    """
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
@@ -82,8 +78,8 @@ class MenuChoice(TreeChoice):
         advantages: dict[DynamicTree, Ratio] | None = None,
     ):
         super().__init__(None)
-        self._advantages = {} if advantages is None else advantages
-        self.times, self.acceptance, self.menu = times, acceptance, TreeMenu(limits, times)
+        self.times, self.menu = times, TreeMenu(limits, times)
+        self.learning = MenuLearning(acceptance, {} if advantages is None else advantages)
         self._small = TokenTree.chain(min(2, limits.max_depth))
         static = [tree for tree in self.menu.trees if isinstance(tree, TokenTree)] or [self._small]
         middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
@@ -104,8 +100,6 @@ class MenuChoice(TreeChoice):
         """Whether the present step is an exploration: its tree is not the planned one."""
         self._reading = 0.0
         """Extra seconds of the last step in which a head only caught up on waiting features."""
-        self.trust, self._ratio = Trust(), Ratio()
-        self._belief: Belief | None = None
         self.most_nodes: int | None = None
         """Most draft tokens per row of the next step; None for no limit."""
         self.ready: frozenset[Any] | None = None
@@ -188,7 +182,7 @@ class MenuChoice(TreeChoice):
     def _renew_plan(self) -> None:
         if self._step >= self.EARLY and self._step % self.REPLAN:
             return
-        self._belief = None
+        self.learning.renew()
         if not self.times.has(None):
             return
         tree, now = self.plan(captures=True).tree, self.worth(self._planned)
@@ -200,12 +194,6 @@ class MenuChoice(TreeChoice):
         if self.worth(tree) > self.GAIN * now:
             self._planned = tree
             self._looks.pop(tree, None)
-
-    def belief(self) -> Belief:
-        """How the next step reads what its draft tells; renewed with the plan."""
-        if self._belief is None:
-            self._belief = Belief(self.acceptance.chances(), self.trust.share, self.trust.factor)
-        return self._belief
 
     @property
     def _ready_trees(self) -> list[Tree]:
@@ -231,8 +219,8 @@ class MenuChoice(TreeChoice):
         self.times.add(tree, propose + rest, is_whole=False)
         if self.tree is not None:
             if isinstance(self.tree, DynamicTree):
-                self._learn_advantage(self.tree, [len(path) for path in paths if path is not None])
-            self.acceptance.add(draft, paths)
+                self.learning.add_dynamic(self.tree, [len(path) for path in paths if path is not None])
+            self.learning.acceptance.add(draft, paths)
         if not self.times.are_of_whole_steps:
             self._account(tree, paths, propose + rest)
 
@@ -257,16 +245,7 @@ class MenuChoice(TreeChoice):
             told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this; of a dynamic
                 tree what came of it.
         """
-        for other, advantage in self._advantages.items():
-            if other != tree:
-                advantage.fade(self.FADES)
-        if isinstance(tree, DynamicTree):
-            self._learn_advantage(tree, [len(row.ranks) for row in told])
-            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], tree.top_k)
-        elif tree is not None and told:
-            self._learn_told(tree, told)
-        elif tree is not None:
-            self.acceptance.add_whole(tree, paths)
+        self.learning.add(tree, paths, told)
         if only_read and self.times.has(tree):
             if seconds is None:
                 seconds = self.times.of(tree) + self._reading
@@ -274,27 +253,6 @@ class MenuChoice(TreeChoice):
         elif seconds is not None and not only_read:
             self.times.add(tree, seconds)
         self._account(tree, paths, seconds)
-
-    def _learn_advantage(self, tree: DynamicTree, accepted: Sequence[int]) -> None:
-        """Compares what rows of a step accepted of a dynamic tree with what a static one would have given."""
-        if accepted:
-            expected = expected_of(tree, self.acceptance.chances()) - 1.0
-            self._advantages.setdefault(tree, Ratio(*self.ADVANTAGE)).add(expected, statistics.mean(accepted))
-
-    def _learn_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
-        """Takes the result of a step whose tree was shaped by what the draft told."""
-        learnt = self.belief().learnt
-        accepted = statistics.mean(len(row.ranks) for row in told)
-        self._ratio.add(expected_length(tree.paths, learnt) - 1.0, accepted)
-        for row in told:
-            ranks = [*row.ranks, None]
-            for chance, level, offered, rank in zip(row.chances, learnt, row.offered, ranks, strict=False):
-                if not offered:
-                    break
-                self.trust.learn(chance, level[0], rank == 0)
-                if rank != 0:
-                    break
-        self.acceptance.add_offered([(row.ranks, row.offered) for row in told])
 
     def put_off(self) -> None:
         """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
@@ -322,18 +280,8 @@ class MenuChoice(TreeChoice):
 
     def rates(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
-        return {tree: tokens / self.times.of(tree) for tree, tokens in self.expected_tokens(trees).items()}
-
-    def expected_tokens(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
-        """Expected tokens per row of a step with each of these trees."""
-        chances = self.acceptance.chances()
-        return {tree: 1.0 + (expected_of(tree, chances) - 1.0) * self._factor(tree) for tree in trees}
-
-    def _factor(self, tree: Tree | None) -> float:
-        """What is accepted of a tree over what was expected of it."""
-        if not isinstance(tree, DynamicTree):
-            return self._ratio.value
-        return self._advantages[tree].value if tree in self._advantages else self.ADVANTAGE[0]
+        tokens = self.learning.expected_tokens(trees)
+        return {tree: number / self.times.of(tree) for tree, number in tokens.items()}
 
     def _price(self, tree: Tree | None) -> float:
         return 1.0 if tree is None else self.WORTH
@@ -356,7 +304,7 @@ class MenuChoice(TreeChoice):
         ]
         due = {
             tree: tokens / self.times.best_of(tree) / self._price(tree)
-            for tree, tokens in self.expected_tokens(old).items()
+            for tree, tokens in self.learning.expected_tokens(old).items()
         }
         tree = max(due, key=lambda tree: due[tree], default=self._planned)
         if tree == self._planned or due[tree] <= self.GAIN * now:

@@ -47,8 +47,8 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
         for name in names:
             assert manager.get_result(name, timeout=120).error is None
         choices = manager.engine.choices
-        assert all(tables.of().chances()[0][0] > 0.9 for tables in choices._acceptance.values())
-        of_two = [choice for (_, (_, size, _), _), choice in choices._auto.items() if size == 2]
+        assert all(tables.of().chances()[0][0] > 0.9 for tables in choices.autos._acceptance.values())
+        of_two = [choice for (_, (_, size, _), _), choice in choices.autos._auto.items() if size == 2]
         assert of_two and all(choice.times.are_known for choice in of_two)
 
 
@@ -165,7 +165,7 @@ def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
     ) as manager:
-        acceptance, found = manager.engine.choices._acceptance, []
+        acceptance, found = manager.engine.choices.autos._acceptance, []
         for options in ({"do_sample": False}, {"do_sample": True, "temperature": 3.0}):
             manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=100, **options), timeout=120)
             found.append({draws: tables.of().chances() for (_, draws), tables in acceptance.items()})

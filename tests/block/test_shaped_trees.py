@@ -101,7 +101,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
     def chosen(self: MenuChoice) -> TokenTree:
         self._step += 1
-        self._belief = None
+        self.learning.renew()
         return CHAIN if self._step % 3 == 0 else TREE
 
     monkeypatch.setattr(MenuChoice, "_chosen", chosen)

@@ -209,7 +209,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
         explores = any(
             choice.explores
             for tree in self.choices._asked
-            if isinstance(choice := self.choices._auto_choice(tree), MenuChoice)
+            if isinstance(choice := self.choices.autos.of(tree), MenuChoice)
         )
         found.end(drafted[0] if drafted else None, len(rows), tokens, explores)
 

@@ -1,0 +1,89 @@
+"""What steps teach of the trees of a menu: how many tokens each may be expected to give."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from .auto_learning import Ratio, Trust
+from .auto_tables import AcceptanceTable, expected_length, expected_of
+from .dynamic import DynamicTree
+from .token_tree import TokenTree
+from .told import Belief, Told
+from .whole_times import Tree
+
+
+class MenuLearning:
+    """
+    Acceptance of the texts, and what trees give beyond it: dynamic ones, and those shaped by what their draft tells.
+
+    Args:
+        acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
+        advantages (`dict[DynamicTree, Ratio]`): what is known of dynamic trees, from all calls.
+    """
+
+    ADVANTAGE, FADES = (1.12, 24.0, 0.995), 0.999
+    """
+    `Ratio` of a dynamic tree at first, of the order of what EAGLE-2 (arXiv 2406.16858, table 1) reports; and how it
+    fades in steps with other trees, so that an unlucky start is not the last word.
+    """
+
+    def __init__(self, acceptance: AcceptanceTable, advantages: dict[DynamicTree, Ratio]):
+        self.acceptance, self._advantages = acceptance, advantages
+        self._trust, self._ratio = Trust(), Ratio()
+        self._belief: Belief | None = None
+
+    def belief(self) -> Belief:
+        """How the next step reads what its draft tells; the same until `renew`."""
+        if self._belief is None:
+            self._belief = Belief(self.acceptance.chances(), self._trust.share, self._trust.factor)
+        return self._belief
+
+    def renew(self) -> None:
+        """Lets the next `belief` be what was learnt until then."""
+        self._belief = None
+
+    def add(self, tree: Tree | None, paths: list[list[int] | None], told: Sequence[Told]) -> None:
+        """Takes the result of a step that ran whole on the device; see `MenuChoice.end_whole_step`."""
+        for other, advantage in self._advantages.items():
+            if other != tree:
+                advantage.fade(self.FADES)
+        if isinstance(tree, DynamicTree):
+            self.add_dynamic(tree, [len(row.ranks) for row in told])
+            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], tree.top_k)
+        elif tree is not None and told:
+            self._add_told(tree, told)
+        elif tree is not None:
+            self.acceptance.add_whole(tree, paths)
+
+    def add_dynamic(self, tree: DynamicTree, accepted: Sequence[int]) -> None:
+        """Compares what rows of a step accepted of a dynamic tree with what a static one would have given."""
+        if accepted:
+            expected = expected_of(tree, self.acceptance.chances()) - 1.0
+            self._advantages.setdefault(tree, Ratio(*self.ADVANTAGE)).add(expected, statistics.mean(accepted))
+
+    def _add_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
+        """Takes the result of a step whose tree was shaped by what the draft told."""
+        learnt = self.belief().learnt
+        accepted = statistics.mean(len(row.ranks) for row in told)
+        self._ratio.add(expected_length(tree.paths, learnt) - 1.0, accepted)
+        for row in told:
+            ranks = [*row.ranks, None]
+            for chance, level, offered, rank in zip(row.chances, learnt, row.offered, ranks, strict=False):
+                if not offered:
+                    break
+                self._trust.learn(chance, level[0], rank == 0)
+                if rank != 0:
+                    break
+        self.acceptance.add_offered([(row.ranks, row.offered) for row in told])
+
+    def expected_tokens(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
+        """Expected tokens per row of a step with each of these trees."""
+        chances = self.acceptance.chances()
+        return {tree: 1.0 + (expected_of(tree, chances) - 1.0) * self._factor(tree) for tree in trees}
+
+    def _factor(self, tree: Tree | None) -> float:
+        """What is accepted of a tree over what was expected of it."""
+        if not isinstance(tree, DynamicTree):
+            return self._ratio.value
+        return self._advantages[tree].value if tree in self._advantages else self.ADVANTAGE[0]
