@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.probe import AttentionCall, layers_of
+from ..models.probe import layers_of
+from ..models.probed_layers import AttentionCall
 from .functions import attention_function, implementation_over_trees, kernel_options
 
 

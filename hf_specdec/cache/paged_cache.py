@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..graphs.paged import PagedGraphs
-    from ..models.probe import CachedLayer
+    from ..models.probed_layers import CachedLayer
     from ..states import LayerKinds
 
 

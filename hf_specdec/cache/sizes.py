@@ -7,7 +7,8 @@ from collections import Counter
 import torch
 from transformers import PreTrainedModel
 
-from ..models.probe import CachedLayer, layers_of
+from ..models.probe import layers_of
+from ..models.probed_layers import CachedLayer
 from ..models.structure import config_of_layer, execution_device
 from ..states import layer_kinds_of, most_bytes, recurrences_of
 from ..states.served import bytes_of_pending, obstacle_to_kernels

@@ -9,7 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..kernels import DEVICES, DTYPES, kernels_are_installed
-from ..models.probe import CachedStates, layers_of
+from ..models.probe import layers_of
+from ..models.probed_layers import CachedStates
 from .hook import mixers_of_their_own, recurrences_of
 from .kernel import MOST_NODES, MOST_TAPS
 from .recurrence import Recurrence
