@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
+from ..adapters import Choice
 from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
 from ..drafters import Drafter
@@ -69,6 +70,8 @@ class Admission:
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.present_run: Callable[[], int | None] = lambda: None
         """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
+        self.check_adapter: Callable[[Choice], None] = lambda choice: None
+        """Checks the adapter of a request; raises a `ValueError` or `TypeError`."""
         self._checked_in: Hashable | None = None
         """The run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
@@ -132,6 +135,7 @@ class Admission:
         streaming: bool = False,
         record_timestamps: bool = False,
         model_inputs: Mapping[str, Any] | None = None,
+        adapter: Choice = ...,
         run: Hashable | None = None,
     ) -> Request:
         """
@@ -143,6 +147,7 @@ class Admission:
             ValueError, TypeError: if the request cannot be served.
         """
         check_kinds(request_id, speculate, seed)
+        self.check_adapter(adapter)
         tokens, values = split_prompt(input_ids, model_inputs)
         prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)
         values = checked_inputs(self.model, len(prompt), values)
@@ -175,6 +180,7 @@ class Admission:
                 record_timestamps,
                 self.max_positions,
                 inputs,
+                adapter,
             )
         self._check_fits(request)
         return request

@@ -139,6 +139,20 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_each(adapter: Any, number: int) -> list[Any]:
+    """
+    The adapter of each of so many requests, from a list of them or one for all.
+
+    Raises:
+        ValueError: for a list of another length.
+    """
+    if not isinstance(adapter, (list, tuple)):
+        return [adapter] * number
+    if len(adapter) != number:
+        raise ValueError(f"`adapter` has {len(adapter)} entries for {number} requests. Give one for each, or one for all.")
+    return list(adapter)
+
+
 def overrides_in(options: dict[str, Any]) -> dict[str, Any]:
     """
     The options of a call that ask for nothing where requests have nothing. A manager all of whose requests are of this

@@ -300,7 +300,7 @@ class RequestLoop:
         if self.pauses.are_wanted or self.prepare is not None:  # nothing is taken in before a warm-up
             return False
         self._take_in()
-        if self._is_to_end:
+        if self._is_to_end or self.engine.target.adapters.is_stale:
             return False
         if self.engine.scheduler.has_work:
             for requests in self.engine.step():

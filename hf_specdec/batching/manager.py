@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from ..adapters import Choice
 from ..building import is_building
 from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
@@ -23,7 +24,7 @@ from ..models.modules import num_parameters_of
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
 from .admission import Admission
-from .arguments import BaseConfig
+from .arguments import BaseConfig, of_each
 from .copies import with_own_objects
 from .limits import Limits
 from .loop import RequestLoop
@@ -88,6 +89,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         )
         engine = self.engine
         self._admission.present_run = lambda: engine.present_run
+        self._admission.check_adapter = engine.target.adapters.check
         engine.check_models = partial(check_foreign_hooks, model, drafter, config)
         self._made_for = self._models_now()
         self.was_kept = False
@@ -171,6 +173,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         seed: int | None = None,
         generation_config: GenerationConfig | None = None,
         model_inputs: Mapping[str, Any] | None = None,
+        adapter: Choice = ...,
         **options: Any,
     ) -> str:
         """
@@ -191,6 +194,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             generation_config (`GenerationConfig`, *optional*): replaces the manager's.
             model_inputs (`dict[str, torch.Tensor]`, *optional*): what the model reads beside the prompt's tokens, such
                 as `pixel_values` and `image_grid_thw`; the tokens have the places of the images.
+            adapter (`str`, *optional*): name of the LoRA adapter, of those that PEFT has loaded into the target, with
+                which the request runs; None for the target without adapters. By default those that are active.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
                 None overrides what the configs say, as there, but for `max_new_tokens` and `eos_token_id`.
@@ -219,6 +224,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             streaming=streaming,
             record_timestamps=record_timestamps,
             model_inputs=model_inputs,
+            adapter=adapter,
         )
         self._loop.submit([request], lambda: self._check_queue(1))
         return request.request_id
@@ -234,7 +240,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         """
         Adds several requests with the same options; all of them or, if one is refused, none. See `add_request`. Each
         has processors and criteria of its own: the first the given objects, the others copies, since they may count or
-        remember what they see (those of transformers that do not are shared).
+        remember what they see (those of transformers that do not are shared). `adapter` may be a list, with one for
+        each request.
         """
         self._check_ranks()
         self._loop.check_open()
@@ -256,6 +263,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
     ) -> list[str]:
         """Adds requests as `add_requests` does; only `check`, called last, looks at the limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
+        adapters = of_each(options.pop("adapter", ...), len(inputs))
         # While no engine runs, the call is a run of its own: its requests are checked and prepared together.
         run = object() if self._admission.present_run() is None else None
         requests = [
@@ -264,10 +272,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
                 input_ids,
                 with_own_objects(options) if number else options,
                 run=run,
+                adapter=adapter,
                 **how,
                 **arguments,
             )
-            for number, input_ids in enumerate(inputs)
+            for number, (input_ids, adapter) in enumerate(zip(inputs, adapters, strict=True))
         ]
         self._loop.submit(requests, check)
         return [request.request_id for request in requests]

@@ -115,6 +115,7 @@ class Engine:
         self.check_models()
         with ExitStack() as stack:
             self.drafting.refresh()
+            stack.enter_context(self.target.adapters.running())
             stack.enter_context(over_trees(self.model, *self.drafting.models))
             stack.enter_context(self.drafting.watching(self.target))
             for cache in (self.target.cache, self.drafting.cache):
@@ -174,9 +175,22 @@ class Engine:
         Runs one step, or several for the same requests. Yields lists of requests that have new tokens or are over, as
         soon as they are known.
         """
+        refused = self._refuse_adapters()
+        if refused:
+            yield refused
         self.scheduler.admit()
         yield from prompt_reading.run(self)
         yield from self._decode(self.scheduler.decoding)
+
+    def _refuse_adapters(self) -> list[Request]:
+        """Fails requests whose adapter is gone, or cannot be chosen any more, and returns them."""
+        refused = []
+        for request in (*self.scheduler.active, *self.scheduler.waiting):
+            error = self.target.adapters.error_of(request.adapter)
+            if error is not None:
+                request.fail(ValueError(error))
+                refused.append(request)
+        return refused
 
     def end(self, request: Request) -> None:
         """Removes a request from the batch and the queue; in decoding steps, at their end."""

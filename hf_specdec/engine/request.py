@@ -14,6 +14,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
+from ..adapters import Choice
 from ..cache.blocks import BlockTable
 from ..metrics import SpeculationMetrics
 from ..plan import SpeculationPlan
@@ -119,6 +120,8 @@ class Request:
         streaming (`bool`): whether there is a result at every step.
         record_timestamps (`bool`): whether the time of every token is recorded.
         inputs (`PromptInputs`, *optional*): what the target reads beside the prompt's tokens.
+        adapter (`str`, *optional*): the target's adapter with which the request runs: its name, None for the target
+            without adapters, `...` (the default) for those that are active.
         max_positions (`int`, *optional*): positions that the target knows. A text that wants more tokens fails once it
             is one token longer, as in plain `generate`, where the forward of that token fails.
     """
@@ -133,8 +136,9 @@ class Request:
         record_timestamps: bool = False,
         max_positions: int | None = None,
         inputs: PromptInputs | None = None,
+        adapter: Choice = ...,
     ):
-        self.inputs = inputs
+        self.inputs, self.adapter = inputs, adapter
         self.position_shift: torch.Tensor | None = None
         """
         Position of a token of the text after the prompt minus its slot, `[…, 1]` int64 on the host; with leading

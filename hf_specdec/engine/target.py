@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..adapters import RequestAdapters
 from ..cache import TreeCache
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
@@ -21,7 +22,7 @@ from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
 from ..forwards.whole_prompt import read_whole, shift_after
 from ..graphs import GraphPool
-from ..graphs.paged import PagedGraphs
+from ..graphs.paged import PagedGraphs, next_size
 from ..models.own_positions import preparation_of
 from ..models.positions import last_position, may_refuse
 from ..models.structure import execution_device
@@ -58,6 +59,8 @@ class InFlightTarget(TreeTarget):
         shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
         self._shift_of_texts, self._are_shifted = shift, False
+        self.adapters = RequestAdapters(model, self.device, next_size(max_requests), graphs is not None)
+        self.forward.adapters = self.adapters.of_seated
 
     def widths(self) -> tuple[int, ...]:
         """Chunk widths in tokens for which there are CUDA graphs, rising; empty without graphs."""
@@ -70,6 +73,7 @@ class InFlightTarget(TreeTarget):
     def seat(self, requests: list[Request]) -> None:
         """Makes requests the rows of the next forwards."""
         self.cache.seat([request.table for request in requests])
+        self.adapters.seat([request.adapter for request in requests])
         are_shifted = any(request.position_shift is not None for request in requests)
         if are_shifted or self._are_shifted:
             self.forward.shift_positions(self._shifts_of(requests) if are_shifted else self._shift_of_texts)
@@ -110,7 +114,7 @@ class InFlightTarget(TreeTarget):
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
         tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
-        with self.running():
+        with self.running(), self.adapters.of_seated(*tokens.shape, is_captured=False):
             outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
         if cache.lengths[0] != length:
             raise ValueError(

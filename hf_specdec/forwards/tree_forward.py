@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -127,6 +128,9 @@ class TreeForward:
     """Whether forwards that attend with the kernel run compiled."""
     compiles_layers = False
     """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
+
+    adapters: Callable[[int, int], AbstractContextManager[None]] | None = None
+    """Makes the context of a forward over so many rows, with so many tokens each, that have adapters of their own."""
 
     def shift_positions(self, position_shift: torch.Tensor) -> None:
         """Sets the position shift for the forwards that follow, whose rows may be others."""
@@ -255,7 +259,7 @@ class TreeForward:
                 model = compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
-            with running, following, self.at_positions(nodes.positions):
+            with running, following, self.at_positions(nodes.positions), self._adapted(nodes.tokens):
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache
@@ -269,6 +273,10 @@ class TreeForward:
                 "`assistant_model`."
             )
         return outputs
+
+    def _adapted(self, tokens: torch.Tensor) -> AbstractContextManager[None]:
+        """A context for a forward of these tokens, `[batch, queries]`, with the adapters of its rows."""
+        return nullcontext() if self.adapters is None else self.adapters(*tokens.shape)
 
     def at_positions(self, positions: torch.Tensor | None) -> AbstractContextManager[None]:
         """A context for a forward of tokens at these positions, if the model does not take them as an argument."""

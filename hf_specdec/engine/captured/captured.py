@@ -43,7 +43,7 @@ class CapturedStep(ABC):
         unwanted_slot = 0 if store is None else store.unwanted_slot
         self._target: Any = target
         self._models: Any = (target.model, *drafting.models)
-        self.rows = InFlightRows(size, target.device, unwanted_slot)
+        self.rows = InFlightRows(size, target.device, unwanted_slot, target.adapters.index)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None
@@ -64,6 +64,8 @@ class CapturedStep(ABC):
         captured._cache = DevicePagedCache(self._target.cache, self.rows.tables, self.rows.state_slots)
         shift = self._first_slots if self.rows.position_shift is None else self.rows.position_shift
         captured._forward = self._target.forward.over(captured._cache, self._first_slots, shift)
+        adapters, choices = self._target.adapters, self.rows.adapters
+        captured._forward.adapters = lambda rows, tokens: adapters.of_rows(choices, tokens)
         self._compile(captured._forward)
         if self.compiles and self.compiles_whole:
             captured._cache.places = compiled_function(places_of)

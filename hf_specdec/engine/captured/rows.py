@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ...adapters import Choice
 from ...cache.blocks import ZERO_BLOCK, BlockTable
 from ...cache.waiting_features import WaitingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
@@ -79,10 +80,14 @@ class InFlightRows:
         size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
         unwanted_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
+        adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
     """
 
-    def __init__(self, size: StepSize, device: torch.device, unwanted_slot: int):
+    def __init__(
+        self, size: StepSize, device: torch.device, unwanted_slot: int, adapters: Mapping[Choice, int] | None = None
+    ):
         self.size, self.device, self._unwanted_slot = size, device, unwanted_slot
+        self._adapter_index = {} if adapters is None else adapters
         rows, new = size.rows, size.depth + 1
         moving = {
             "lengths": (rows,),
@@ -100,6 +105,7 @@ class InFlightRows:
             "top_k": (rows,),
             "top_p": (rows,),
             "draft_temperature": (rows,),
+            "adapters": (rows,),
             "numbers_from": (rows,),
             "numbers": (rows, 2 * new),
             "position_shifts": (rows, size.axes),
@@ -152,6 +158,8 @@ class InFlightRows:
         """Top-p of each row, `[rows]` float32; 1 for none."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
+        self.adapters: torch.Tensor = on_device["adapters"]
+        """Number of each row's adapter, `[rows]` int64; see `RequestAdapters.index`."""
         self._position_shifts: torch.Tensor = on_device["position_shifts"]
         self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
         self._depths = torch.arange(new, device=device)
@@ -162,7 +170,7 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "slot_steps", "top_k", "tail", "position_shifts"):
+        for name in ("room", "kinds", "slot_steps", "top_k", "adapters", "tail", "position_shifts"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
         host["state_slots"][first:] = -1
@@ -245,8 +253,8 @@ class InFlightRows:
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
-        Stages warpers, position shifts and block tables of rows whose request or blocks have changed since the last
-        step. Returns whether there were any.
+        Stages warpers, adapters, position shifts and block tables of rows whose request or blocks have changed since
+        the last step. Returns whether there were any.
         """
         host, before = self._host, self._loaded
         self._loaded = [(request.table, request.table.num_changes) for request in requests]
@@ -257,6 +265,7 @@ class InFlightRows:
             values = {} if warpers is None else warpers.values
             for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
                 host[name][row] = values.get(name, without)
+            host["adapters"][row] = self._adapter_index.get(request.adapter, 0)
             shift = request.position_shift
             host["position_shifts"][row] = 0 if shift is None else shift[:, 0].numpy()
             host["tables"][row] = ZERO_BLOCK
