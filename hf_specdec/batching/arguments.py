@@ -149,7 +149,9 @@ def of_each(adapter: Any, number: int) -> list[Any]:
     if not isinstance(adapter, (list, tuple)):
         return [adapter] * number
     if len(adapter) != number:
-        raise ValueError(f"`adapter` has {len(adapter)} entries for {number} requests. Give one for each, or one for all.")
+        raise ValueError(
+            f"`adapter` has {len(adapter)} entries for {number} requests. Give one for each, or one for all."
+        )
     return list(adapter)
 
 

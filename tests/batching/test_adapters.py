@@ -9,11 +9,14 @@ import pytest
 import torch
 from support.adapters import ADAPTERS, adapted, alone, lora_config
 from support.batches import assert_nothing_left, limits, manager_of, ragged_prompts
+from support.graphs import install_stand_in
 from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
+from torch._dynamo.utils import counters
 
-from hf_specdec import NgramDraft
+from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.adapters import stacks
+from hf_specdec.compiling import layers
 
 
 pytest.importorskip("peft", reason="adapters need peft")
@@ -50,7 +53,11 @@ def expected(model: Any, choices: Any = CHOICES, count: int = 16, **options: Any
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["ngram", "draft", "head"])
 def test_rows_have_their_own_adapters(shared: Any, kind: str) -> None:
-    drafts = {"ngram": lambda: None, "draft": lambda: noisy_copy(tiny_model(), 0.05), "head": lambda: tiny_head(shared)}
+    drafts = {
+        "ngram": lambda: None,
+        "draft": lambda: noisy_copy(tiny_model(), 0.05),
+        "head": lambda: tiny_head(shared),
+    }
     texts = expected(shared)
     assert texts_of(shared, list(CHOICES), assistant_model=drafts[kind]()) == texts
     of_one = [alone(shared, choice, PROMPTS[0], max_new_tokens=16) for choice in (None, *ADAPTERS)]
@@ -103,9 +110,66 @@ def test_active_adapters_as_before(shared: Any) -> None:
 def test_layers(family: str, targets: list[str]) -> None:
     model = adapted(tiny_model(family), a={"target_modules": targets}, b={"target_modules": targets, "r": 3})
     choices = ("a", None, "b")
-    texts = expected(model, choices, 10)
-    assert len(set(map(tuple, [*texts, *expected(model, (None, "a", None), 10)]))) == 6
+    texts, base = expected(model, choices, 10), expected(model, (None, None, None), 10)
+    assert texts[0] != base[0] and texts[2] != base[2], "the adapters change nothing"
     assert texts_of(model, list(choices), PROMPTS[:3], max_new_tokens=10) == texts
+
+
+# ------------------------------------------------------------------------------------------------------------ captured
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph serves every mix of adapters."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    model = adapted(tiny_model(dtype=torch.float32))
+    draft = noisy_copy(tiny_model(dtype=torch.float32), 0.05) if kind == "draft" else tiny_head(model).float()
+    with manager_of(model, draft, tree=TREE) as manager:
+        for choices in (CHOICES[:3], CHOICES[3:], "bbb", (..., None, "b")):
+            texts = expected(model, ["a" if choice is ... else choice for choice in choices], 20)
+            before = len(runs)
+            options = {"max_new_tokens": 20, "do_sample": False}
+            names = [manager.add_request(p, adapter=c, **options) for p, c in zip(PROMPTS, choices, strict=False)]
+            outputs = {output.request_id: output for output in (manager.get_result(timeout=60) for _ in names)}
+            assert [outputs[name].generated_tokens for name in names] == texts
+            assert len(runs) - before > 4
+    assert_nothing_left(manager)
+
+
+def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that the host runs, as with n-grams."""
+    stand_in = install_stand_in(monkeypatch, with_kernel=True)
+    model = adapted(tiny_model(dtype=torch.float32))
+    assert texts_of(model, list(CHOICES), max_new_tokens=20) == expected(model, count=20)
+    assert stand_in.replays > 6
+
+
+@pytest.mark.slow
+def test_compiled_layers(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    """All layers share what is compiled of the first one."""
+    install_stand_in(monkeypatch, with_kernel=True, counts=False)
+    monkeypatch.setattr(layers, "COMPILER", "eager")
+    torch._dynamo.reset()
+    counters.clear()
+    graphs = []
+    for num_layers in (2, 3):
+        model = adapted(tiny_model(dtype=torch.float32, num_hidden_layers=num_layers))
+        config = SpeculativeConfig(tree=TREE, compile=True)
+        texts = texts_of(
+            model,
+            ["a", None, "c"],
+            PROMPTS[:3],
+            tree=None,
+            speculative_config=config,
+            assistant_model=noisy_copy(tiny_model(dtype=torch.float32), 0.05),
+            max_new_tokens=12,
+        )
+        assert texts == expected(model, ("a", None, "c"), 12)
+        graphs.append(counters["stats"]["unique_graphs"] - sum(graphs))
+        torch._dynamo.reset()
+    torch._dynamo.reset()
+    assert not [one for one in recwarn if "could not be" in str(one.message)]
+    assert graphs[0] == graphs[1] > 4
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
@@ -124,11 +188,18 @@ REFUSED = {
 def test_other_kinds_are_refused_by_name(kind: str) -> None:
     """And those beside them are served, as long as it is not active."""
     options, word = REFUSED[kind]
-    model = adapted(a={}, odd=options)
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(tiny_model(), lora_config(), adapter_name="a").double().eval()
+    with tuned.disable_adapter():
+        base = texts_of(tuned.get_base_model(), ..., PROMPTS[:1])
+    of_a = texts_of(tuned.get_base_model(), ..., PROMPTS[:1])
+    assert base != of_a
+    tuned.add_adapter("odd", lora_config(**options))
+    model = tuned.get_base_model()
     with pytest.raises(ValueError, match=f"(?s)adapter='odd'.*{word}"):
         texts_of(model, ["a", "odd"], PROMPTS[:2])
-    assert texts_of(model, ["a", None], PROMPTS[:2]) == expected(model, ("a", None))[:2]
-    model.set_adapter("odd")
+    assert texts_of(model, ["a", None], PROMPTS[:1] * 2) == [*of_a, *base]
+    tuned.set_adapter("odd")
     with pytest.raises(ValueError, match="(?s)'odd' is active, and .*Activate another"):
         texts_of(model, "a", PROMPTS[:1])
 
@@ -162,7 +233,7 @@ def test_unknown_names(shared: Any) -> None:
     assert texts_of(tiny_model(), None, PROMPTS[:1]) == texts_of(tiny_model(), ..., PROMPTS[:1])
 
 
-# ------------------------------------------------------------------------------------------------ while a manager lives
+# ----------------------------------------------------------------------------------------------- while a manager lives
 
 
 def text_of(manager: Any, prompt: list[int], **options: Any) -> list[int]:
@@ -195,9 +266,7 @@ def test_adapters_that_come_and_change(pauses: bool, shared: Any) -> None:
         assert before == alone(shared, "a", prompt, max_new_tokens=16) != texts[0]
         with manager.pause() if pauses else torch.no_grad():
             fresh_weights(model, 1)
-            model.load_adapter(
-                adapter_state_dict=late, adapter_name="late", peft_config=changed.peft_config["late"]
-            )
+            model.load_adapter(adapter_state_dict=late, adapter_name="late", peft_config=changed.peft_config["late"])
             model.to(model.dtype)
         assert [text_of(manager, prompt, adapter=name) for name in ("a", "late", None)] == texts
     assert_nothing_left(manager)
