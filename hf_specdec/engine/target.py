@@ -114,7 +114,7 @@ class InFlightTarget(TreeTarget):
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
         tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
-        with self.running(), self.adapters.of_seated(*tokens.shape, is_captured=False):
+        with self.running(), self.adapters.of_seated(len(tokens), tokens.shape[1], False):
             outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
         if cache.lengths[0] != length:
             raise ValueError(
