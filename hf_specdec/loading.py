@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from .adapters import LoadedAdapters
 from .block import BlockHead
 from .checkpoints.kinds import GEMMA_ASSISTANTS, kind_of_checkpoint
 from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_config, tensor_names
@@ -73,6 +74,29 @@ def load_target(
     kind = AutoModelForImageTextToText if with_images and takes_images(name) else AutoModelForCausalLM
     model = kind.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
     return (model if device_map is not None else model.to(device)).eval()
+
+
+def load_adapters(model: PreTrainedModel, places: dict[str, str]) -> None:
+    """
+    Loads LoRA adapters into a model, and leaves them inactive.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        places (`dict[str, str]`): Hub id or folder of each adapter, by name.
+
+    Raises:
+        ImportError: without PEFT.
+        OSError, ValueError: if an adapter cannot be read, or requests cannot choose it.
+    """
+    for name, place in places.items():
+        check_place(place)
+        model.load_adapter(place, adapter_name=name)
+    if places:
+        model.disable_adapters()
+        loaded = LoadedAdapters.of(model)
+        errors = [error for name in places if (error := loaded.error_of(name)) is not None]
+        if errors:
+            raise ValueError(errors[0])
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:

@@ -75,7 +75,7 @@ class RequestAdapters:
         found: list[Any] = []
         for stack in self._stacks:
             layer = stack.layer
-            found.append(layer.merged_adapters or None)
+            found.append((layer.scaling.get(choice), *layer.merged_adapters))
             for place in (layer.lora_A, layer.lora_B):
                 one = place._modules.get(choice) if isinstance(choice, str) else None
                 weight = None if one is None else one._parameters["weight"]

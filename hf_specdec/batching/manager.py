@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from ..adapters import Choice
+from ..adapters import Choice, LoadedAdapters
 from ..building import is_building
 from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
@@ -308,6 +308,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             raise queue.Full(
                 f"`max_queue_size={most}`: {waiting} requests are waiting, and {count} would come. Come back later."
             )
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the target's adapters that requests can choose."""
+        return LoadedAdapters.of(self.model).served
 
     # ------------------------------------------------------------------------------------------------------------ load
 

@@ -52,6 +52,26 @@ def check_address(host: str, port: int) -> None:
         ) from strange[0]
 
 
+def adapters_in(options: list[str], model: str) -> dict[str, str]:
+    """
+    The adapters of `--lora`: Hub id or folder of each, by name.
+
+    Raises:
+        ValueError: for a name that is missing, given twice, that of the model, or no name to PEFT.
+    """
+    found: dict[str, str] = {}
+    for option in options:
+        name, equals, place = option.partition("=")
+        if not (name and equals and place):
+            raise ValueError(f"{option!r} is not NAME=FOLDER.")
+        if name in found or name == model:
+            raise ValueError(f"{name!r} is the name of two models. Give another.")
+        if "." in name:
+            raise ValueError(f"{name!r} has a dot, which PEFT takes in no name. Give another.")
+        found[name] = place
+    return found
+
+
 def serve(
     target: TargetArgument = None,
     draft: DraftOption = "ngram",
@@ -76,6 +96,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
     model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: as it is named here.")
+    ] = None,
+    loras: Annotated[
+        list[str] | None,
+        typer.Option("--lora", help="NAME=FOLDER: a LoRA adapter, which clients choose as a model of this name."),
     ] = None,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Most requests that run at once.")] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
@@ -117,6 +141,7 @@ def serve(
     if disable_counts_waiting and disable_by_batch_size is None:
         raise typer.BadParameter("belongs to --disable-by-batch-size.", param_hint="--disable-counts-waiting")
     check_address(host, port)
+    adapters = or_bad_parameter("--lora", adapters_in, loras or [], model_name or target or loading.SMOLLM2)
     device = checked_device(device)
     config = or_bad_parameter(
         "--tree",
@@ -143,6 +168,7 @@ def serve(
         num_blocks=num_blocks,
         max_queue_size=max_queue_size,
         with_images=not isinstance(images, str),
+        adapters=adapters,
     )
     try:
         with unwound_by_sigterm(), running_engine(options) as engine:

@@ -19,15 +19,16 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import Modality
 
+from ..adapters import Choice
 from .answers import ParsedAnswers, is_cut
 from .body_limits import BodyLimit
-from .characters import cut, shortened
+from .characters import shortened
 from .defaults import MOST_BODY_BYTES, NO_IMAGES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
-from .errors import RequestRefused, refusing
+from .errors import UnknownModel, refusing
 from .generation import Generation, SpeculativeState, asked_for
 from .health import add_health
 from .images import ImageReader
@@ -93,17 +94,34 @@ class OneModel(ModelManager):
     def get_model_modality(self, model: Any, processor: Any = None) -> Modality:
         return Modality.LLM if self._images is None else Modality.VLM
 
-    async def load_model_streaming(self, *_: Any, **__: Any) -> AsyncIterator[str]:
-        yield f"data: {json.dumps({'status': 'ready', 'model': self.force_model, 'cached': True})}\n\n"
+    async def load_model_streaming(self, name: str = "", *_: Any, **__: Any) -> AsyncIterator[str]:
+        yield f"data: {json.dumps({'status': 'ready', 'model': name or self.force_model, 'cached': True})}\n\n"
 
     def list_models(self, *_: Any) -> list[dict[str, Any]]:
-        return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
+        own = {"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}
+        return [own, *(own | {"id": name, "parent": self.force_model} for name in self._loaded[0].adapters)]
 
     get_gen_models = list_models  # its name before transformers 5.24
 
-    def is_called(self, name: Any) -> bool:
-        """Whether the model goes by a name: its own, or that with the revision that transformers' server adds."""
-        return name in (self.force_model, f"{self.force_model}@main")
+    def id_of(self, name: str | None) -> str:
+        """
+        The id of the model, or of the adapter, that goes by a name: its own, or that with the revision that
+        transformers' server adds. None: the model.
+
+        Raises:
+            UnknownModel: for any other name.
+        """
+        known = [one["id"] for one in self.list_models()]
+        for found in known:
+            if name in (None, found, f"{found}@main"):
+                return found
+        others = f" (with the adapters {', '.join(map(repr, known[1:]))})" if known[1:] else ""
+        raise UnknownModel(f"`model={shortened(name)}` is not served here, but {known[0]!r}{others} is.")
+
+    def adapter_of(self, name: str | None) -> Choice:
+        """The adapter of a request for a model of this name."""
+        adapters, found = self._loaded[0].adapters, self.id_of(name)
+        return (found if found in adapters else None) if adapters else ...
 
 
 class _OwnRequests:
@@ -121,9 +139,7 @@ class _OwnRequests:
     """Ends the events of a stream as OpenAI's clients expect it."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
-        name = self.model_manager.force_model
-        if body.get("model") is not None and not self.model_manager.is_called(body["model"]):
-            raise RequestRefused(f"`model={shortened(body['model'])}` is not served here, but {name!r} is.")
+        name = self.model_manager.id_of(body.get("model"))
         return name, self.model_manager.load_model_and_processor()[0], self.model_manager.prompts
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
@@ -179,7 +195,7 @@ class _OwnRequests:
         handler: Any = super()  # of the handler with this mixin
         with refusing(ValueError, TypeError):  # of a `GenerationConfig`, which checks its options
             config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
-        config.use_cache = True
+        config.use_cache, config.adapter = True, self.model_manager.adapter_of(body.get("model"))
         if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
@@ -319,17 +335,12 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> JSONResponse:
-        if models.is_called(name):
-            return JSONResponse(models.list_models()[0])
-        return error_answer(
-            404, "invalid_request_error", f"`{cut(name, 80)}` is not served here, but `{models.force_model}` is."
-        )
+        found = models.id_of(name)
+        return JSONResponse(next(one for one in models.list_models() if one["id"] == found))
 
     async def load_model(request: Request) -> Response:
         body = checked(LoadModelBody, await body_of(request, models.work), models.facts)
-        if models.is_called(body.model):
-            return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
-        raise RequestRefused(f"`model={shortened(body.model)}` is not served here, but {models.force_model!r} is.")
+        return StreamingResponse(models.load_model_streaming(models.id_of(body.model)), media_type="text/event-stream")
 
     replace_route(app, "/load_model", load_model)
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from transformers.cli.serving.utils import CBWorkerDeadError
 
 from .engine.client import EngineClient
-from .errors import RequestFailed, RequestRefused, error_object, without_details
+from .errors import RequestFailed, RequestRefused, UnknownModel, error_object, without_details
 
 
 def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
@@ -30,6 +30,7 @@ def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
         return error_answer(500, "server_error", without_details(error))
 
     handlers: dict[type[Exception], Any] = {
+        UnknownModel: _unknown_model,
         RequestRefused: _refused,
         RequestFailed: _failed,
         queue.Full: _busy,
@@ -44,6 +45,10 @@ def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
 
 def _refused(request: Request, error: Exception) -> JSONResponse:
     return error_answer(400, "invalid_request_error", str(error))
+
+
+def _unknown_model(request: Request, error: Exception) -> JSONResponse:
+    return error_answer(404, "invalid_request_error", str(error))
 
 
 def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:

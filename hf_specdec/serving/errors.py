@@ -27,6 +27,10 @@ class RequestRefused(ValueError):
     """
 
 
+class UnknownModel(RequestRefused):
+    """Raised for a request that names a model, or an adapter, that is not served."""
+
+
 @contextmanager
 def refusing(*kinds: type[Exception], says: str = "") -> Iterator[None]:
     """

@@ -48,13 +48,13 @@ def text_of(answer: dict[str, Any]) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
-def refusal(client: TestClient, path: str, body: Any) -> str:
+def refusal(client: TestClient, path: str, body: Any, status: int = 400) -> str:
     """Why a request is refused: with the same status and words whether it is to be streamed or not."""
     reasons = set()
     for stream in (False, True):
         content = json.dumps(body | {"stream": stream})
         response = client.post(f"/v1/{path}", content=content, headers={"Content-Type": "application/json"})
-        assert response.status_code == 400, response.text
+        assert response.status_code == status, response.text
         reasons.add(response.json()["error"]["message"])
     (reason,) = reasons
     return reason
@@ -214,7 +214,7 @@ def test_names(client: TestClient) -> None:
     for path in PATHS:
         for name in ("some/tiny", "some/tiny@main", None):
             assert ask(client, path, model=name)["model"] == "some/tiny"
-        assert "'another'" in refusal(client, path, PATHS[path] | {"model": "another"})
+        assert "'another'" in refusal(client, path, PATHS[path] | {"model": "another"}, 404)
     missing = client.get("/v1/models/another")
     assert missing.status_code == 404 and "some/tiny" in missing.json()["error"]["message"]
 
@@ -224,7 +224,8 @@ def test_load_model(client: TestClient) -> None:
     for body, reason in (({"model": 5}, "must be a string"), ({"model": "another"}, "some/tiny"), ({}, "is missing")):
         response = client.post("/load_model", json=body)
         message = response.json()["error"]["message"]
-        assert response.status_code == 400 and "`model" in message and reason in message
+        status = 404 if body.get("model") == "another" else 400
+        assert response.status_code == status and "`model" in message and reason in message
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong
@@ -391,7 +392,7 @@ def test_responses_that_fail(client: TestClient, fails_later: None) -> None:
     "options, kind, message",
     [
         ({"generation_config": FAILS_LATER}, openai.APIError, "out of bounds"),
-        ({"generation_config": "{}", "model": "another"}, openai.BadRequestError, "not served here"),
+        ({"generation_config": "{}", "model": "another"}, openai.NotFoundError, "not served here"),
     ],
     ids=["later", "at once"],
 )

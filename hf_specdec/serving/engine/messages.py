@@ -65,6 +65,7 @@ class Served:
         most_tokens (`int`): most tokens of a text, its prompt included, for which there is memory.
         context (`int`, *optional*): most tokens of a text that the model has been made for.
         about_draft (`str`, *optional*): see `Drafting.about`.
+        adapters (`tuple[str, …]`): names of the adapters that requests can choose.
     """
 
     config: PreTrainedConfig
@@ -72,6 +73,7 @@ class Served:
     most_tokens: int
     context: int | None = None
     about_draft: str | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def longest_text(self) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -52,6 +52,7 @@ class EngineOptions:
             max_queue_size (`int`): limits of the manager (`max_batch_tokens` is `Limits.chunk_size`); by default those
             of `Limits.of`.
         with_images (`bool`): whether the target is loaded with what reads images.
+        adapters (`dict[str, str]`): Hub id or folder of each LoRA adapter that requests can choose, by name.
     """
 
     target: str | None
@@ -65,6 +66,7 @@ class EngineOptions:
     num_blocks: int | None = None
     max_queue_size: int = 0
     with_images: bool = False
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 class StartError(Exception):
@@ -152,6 +154,7 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
     dtype = loading.DTYPES[options.dtype]
     place = dtype, options.device, options.device_map
     target = _loaded("TARGET", loading.load_target, options.target, *place, options.with_images)
+    _loaded("--lora", loading.load_adapters, target, options.adapters)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
     place_of_draft = str(execution_device(target))
     draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, place_of_draft, target, tokenizer)
@@ -164,12 +167,15 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
     )
 
     def manager() -> SpeculativeBatchingManager:
-        return SpeculativeBatchingManager(
+        made = SpeculativeBatchingManager(
             target,
             continuous_batching_config=limits,
             assistant_model=draft,
             speculative_config=options.speculative_config,
         )
+        for name in options.adapters:  # so that a warm-up is one for requests that choose
+            made.engine.target.adapters.check(name)
+        return made
 
     return _loaded("--draft", manager), tokenizer
 

@@ -47,7 +47,8 @@ class EngineServer:
         try:
             most, context = self._manager.most_tokens, context_of(model.config)
             about_draft = self._manager.engine.drafting.about
-            self._send(Served(model.config, model.generation_config, most, context, about_draft))
+            adapters = tuple(self._manager.adapters)
+            self._send(Served(model.config, model.generation_config, most, context, about_draft, adapters))
             while True:
                 self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
@@ -82,6 +83,7 @@ class EngineServer:
                 generation_config=asked.generation_config,
                 seed=asked.seed,
                 model_inputs=asked.model_inputs,
+                adapter=getattr(asked.generation_config, "adapter", ...),
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
             )

@@ -31,6 +31,7 @@ class ErrorAnswer(BaseModel):
 _REFERENCE = "#/components/schemas/{model}"
 _ERRORS = {
     "400": "The request cannot be served as it is: the message names the field and the remedy.",
+    "404": "There is no such model.",
     "500": "The server failed.",
     "503": "The queue is full, or the engine has ended.",
 }
@@ -100,7 +101,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         statuses = tuple(_ERRORS)
     for status in statuses:
         answers[status] = {
-            "description": _ERRORS.get(status, "There is no such model."),
+            "description": _ERRORS[status],
             "content": {"application/json": {"schema": _error_of(path)}},
         }
     if path == "/metrics":
