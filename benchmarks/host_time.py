@@ -36,7 +36,7 @@ from hf_specdec import NgramDraft, SpeculativeConfig, graphs, kernels, loading
 from hf_specdec.batching import Limits
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.engine.captured.captured import CapturedStep
-from hf_specdec.engine.captured.prompts import PromptStep
+from hf_specdec.engine.captured.prompts import PromptReport, PromptStep
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.serving.engine.process import let_steps_go_first
 
@@ -109,8 +109,9 @@ def without_computing(device: Device) -> Iterator[None]:
         wait_until(ends[step].popleft())
         return [[0, 0, 0, 0, 7] for _ in range(step.rows.size.rows)]
 
-    def launch_prompts(step: PromptStep) -> Report:
-        return Report(device.launch(PREFILL, step.rows.size.rows), step.rows.size.rows)
+    def launch_prompts(step: PromptStep) -> Any:
+        report: Any = Report(device.launch(PREFILL, step.rows.size.rows), step.rows.size.rows)
+        return PromptReport(report)
 
     with ExitStack() as stack:
         for kind, name, instead in (

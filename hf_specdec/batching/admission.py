@@ -27,6 +27,7 @@ from ..models.prompt_masks import longest_causal_prompt
 from ..models.structure import execution_device, num_embeddings_of
 from ..plan import SpeculationPlan
 from ..ranks import Ranks, is_sharded
+from ..verification.log_probabilities import LogprobOptions, Mode
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .model_inputs import checked_inputs, split_prompt
 from .preparing import Preparations, Prepared, prepare_inputs
@@ -42,6 +43,8 @@ class Admission:
         drafter (`Drafter`): the drafter made from `assistant_model`.
         generation_config (`GenerationConfig` or `BaseConfig`, *optional*): the default options of requests.
         config (`SpeculativeConfig`): how requests speculate.
+        returns_logprobs (`bool`, *optional*, defaults to `False`): whether results have the log-probabilities of their
+            tokens, by default.
 
     Raises:
         ValueError, TypeError: for a target, draft or option that cannot be served.
@@ -54,6 +57,7 @@ class Admission:
         drafter: Drafter,
         generation_config: GenerationConfig | BaseConfig | None,
         config: SpeculativeConfig,
+        returns_logprobs: bool = False,
     ):
         if is_sharded(model):
             raise ValueError(
@@ -63,7 +67,7 @@ class Admission:
         check_target(model)
         check_batching(model)
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
-        self.config, self.ranks = config, Ranks.of(model)
+        self.config, self.ranks, self._returns_logprobs = config, Ranks.of(model), returns_logprobs
         self._stream: torch.cuda.Stream | None = None
         self._preparations = Preparations(model)
         self.pool: BlockPool | None = None
@@ -136,6 +140,8 @@ class Admission:
         record_timestamps: bool = False,
         model_inputs: Mapping[str, Any] | None = None,
         adapter: Choice = ...,
+        top_logprobs: int | None = None,
+        logprobs_mode: Mode | None = None,
         run: Hashable | None = None,
     ) -> Request:
         """
@@ -148,6 +154,7 @@ class Admission:
         """
         check_kinds(request_id, speculate, seed)
         self.check_adapter(adapter)
+        logprobs = LogprobOptions.of(top_logprobs, logprobs_mode, self._returns_logprobs)
         tokens, values = split_prompt(input_ids, model_inputs)
         prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)
         values = checked_inputs(self.model, len(prompt), values)
@@ -169,6 +176,7 @@ class Admission:
             plan if speculate else None,
             seed,
             prepared.clock,
+            logprobs,
         )
         with self._beside_steps():
             request = Request(

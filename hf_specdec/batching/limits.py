@@ -23,6 +23,7 @@ _KEPT = frozenset(
         "max_memory_percent",
         "max_requests_per_batch",
         "max_queue_size",
+        "return_logprobs",
     }
 )
 _ABOUT_SPEED = frozenset(
@@ -52,7 +53,7 @@ _ABOUT_SPEED = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """
-    Limits of memory, batch size, prompt tokens per step and queue length.
+    Limits of memory, batch size, prompt tokens per step and queue length, and what results have.
 
     Args:
         block_size (`int`): tokens per K/V block.
@@ -62,6 +63,7 @@ class Limits:
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens per step.
         max_queue_size (`int`): most waiting requests; 0 for any number.
+        return_logprobs (`bool`): whether results have the log-probabilities of their tokens, by default.
 
     Raises:
         ValueError: for a limit that lets nothing run.
@@ -73,6 +75,7 @@ class Limits:
     max_requests: int = 256
     chunk_size: int = 2048
     max_queue_size: int = 0
+    return_logprobs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_requests", "chunk_size", "max_queue_size"):
@@ -107,6 +110,7 @@ class Limits:
             max_requests=_or_default(config.max_requests_per_batch, defaults.max_requests),
             chunk_size=_or_default(config.max_batch_tokens, defaults.chunk_size),
             max_queue_size=config.max_queue_size,
+            return_logprobs=bool(config.return_logprobs),
         )
 
     def blocks(self, models: list[PreTrainedModel], num_nodes: int) -> int:
@@ -155,7 +159,6 @@ def _or_default(value: int | None, default: Any) -> Any:
 def _check(config: ContinuousBatchingConfig) -> None:
     defaults = ContinuousBatchingConfig()
     for name, remedy in (
-        ("return_logprobs", "Leave it out; `generate(output_scores=True)` returns scores."),
         ("cpu_offload_space", "Leave it out: requests that lose their K/V compute them anew."),
         ("scheduler_type", "Leave it out: first come, first served."),
         ("seed", "Give seeds to requests: `add_request(…, seed=…)`."),

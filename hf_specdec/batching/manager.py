@@ -23,6 +23,7 @@ from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
+from ..verification.log_probabilities import Mode
 from .admission import Admission
 from .arguments import BaseConfig, of_each
 from .copies import with_own_objects
@@ -36,7 +37,7 @@ from .warming_up import warm_up
 
 WARM_UP_PROMPT = 4
 WARM_UP_TOKENS = 24
-_ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
+_ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config", "top_logprobs", "logprobs_mode")
 
 
 class SpeculativeBatchingManager(HasThread, ReadsResults):
@@ -69,7 +70,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         self.model = model
         drafter = as_drafter(assistant_model)
         self._limits = Limits.of(continuous_batching_config, model.device, num_parameters_of(model))
-        self._admission = Admission(model, assistant_model, drafter, generation_config, config)
+        returns_logprobs = self._limits.return_logprobs
+        self._admission = Admission(model, assistant_model, drafter, generation_config, config, returns_logprobs)
         self._ranks = Ranks.of(model)
         num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], self._admission.most_nodes))
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)
@@ -174,6 +176,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         generation_config: GenerationConfig | None = None,
         model_inputs: Mapping[str, Any] | None = None,
         adapter: Choice = ...,
+        top_logprobs: int | None = None,
+        logprobs_mode: Mode | None = None,
         **options: Any,
     ) -> str:
         """
@@ -196,6 +200,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
                 as `pixel_values` and `image_grid_thw`; the tokens have the places of the images.
             adapter (`str`, *optional*): name of the LoRA adapter, of those that PEFT has loaded into the target, with
                 which the request runs; None for the target without adapters. By default those that are active.
+            top_logprobs (`int`, *optional*): lets the result have the log-probabilities of its tokens (`logprobs`) and
+                of so many best tokens in their places (`top_logprobs`, up to 20). By default the former, if the
+                `continuous_batching_config` has `return_logprobs`.
+            logprobs_mode (`str`, *optional*, defaults to `"processed"`): whether these are log-probabilities of the
+                model's own output (`"raw"`), or of what all processors make of it, as in transformers' manager.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
                 None overrides what the configs say, as there, but for `max_new_tokens` and `eos_token_id`.
@@ -225,6 +234,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             record_timestamps=record_timestamps,
             model_inputs=model_inputs,
             adapter=adapter,
+            top_logprobs=top_logprobs,
+            logprobs_mode=logprobs_mode,
         )
         self._loop.submit([request], lambda: self._check_queue(1))
         return request.request_id

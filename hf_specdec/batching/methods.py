@@ -144,8 +144,8 @@ def _generate_batch(
     """
     Implements `generate_batch`: returns results by request name, in the order of `inputs`, which are lists of tokens,
     or dicts of the model's inputs for one prompt each, as a processor returns them. `options` are options of
-    `generate`, and `seed`, `speculate` and `adapter` (see `add_request`; for each prompt its own, if it is a list);
-    `tokenizer` serves `assistant_tokenizer`, too. (`max_queue_size` does not
+    `generate`, and `seed`, `speculate`, `top_logprobs`, `logprobs_mode` and `adapter` (see `add_request`; the last for
+    each prompt its own, if it is a list); `tokenizer` serves `assistant_tokenizer`, too. (`max_queue_size` does not
     apply, because all requests are there from the start.) With `persistent_manager` the model keeps the manager for
     the next call.
 

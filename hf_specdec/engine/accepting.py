@@ -11,6 +11,7 @@ from ..trees import DraftTree
 from ..verification import NAN_LOGITS, PositionNoise, TargetDistribution, Verifier, Walk, rows_with_nan
 from .bookkeeping import Bookkeeping
 from .captured import DraftGroup
+from .log_probabilities import StepLogprobs
 from .request import Request
 from .temperatures import DraftTemperatures
 
@@ -56,7 +57,8 @@ class Acceptance:
         for request in requests:
             if request.needs_noise:
                 request.noise = self._noise(logits.device)
-        distribution = TargetDistribution(requests, logits, self._ranks.agree)
+        logprobs = StepLogprobs(requests, logits)
+        distribution = TargetDistribution(requests, logits, self._ranks.agree, logprobs.record)
         spoiled = _spoiled_rows(requests, draft, logits)
         self._books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
@@ -77,6 +79,7 @@ class Acceptance:
             for row in rows:
                 walk.paths[row], walk.tokens[row] = found.paths[row], found.tokens[row]
         self._temperatures.end_step()
+        logprobs.give(walk)
         return walk
 
 

@@ -273,6 +273,7 @@ class Engine:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self.books.append(request, tokens)
+            request.logprobs += outcome.logprobs.get(row, [])[:taken]
             if taken < len(tokens) and not self.runs_ahead:
                 self.target.cache.limit_states(request.table, taken)
             if request.error is not None or row in outcome.spoiled:

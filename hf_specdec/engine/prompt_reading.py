@@ -9,7 +9,7 @@ import torch
 
 from ..trees import DraftTree
 from .captured import LaunchedPrompts
-from .captured.reports import HostCopy
+from .captured.prompts import PromptReport
 from .request import Request
 from .scheduler import Chunk
 
@@ -74,7 +74,7 @@ def _refuse_inputs(engine: Engine, requests: list[Request], error: Exception) ->
     return requests
 
 
-def _launched(engine: Engine, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
+def _launched(engine: Engine, chunk: Chunk, report: PromptReport) -> list[LaunchedPrompts]:
     """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
     engine.num_tokens_read += sum(chunk.counts)
     rows = engine.scheduler.note_read(chunk.requests)

@@ -21,6 +21,7 @@ from ..plan import SpeculationPlan
 from ..sequences import Sequences
 from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
 from ..verification.device_warpers import Warpers
+from ..verification.log_probabilities import LogprobOptions, TokenLogprob
 from . import sharing
 from .prompt_inputs import PromptInputs
 from .stopping import TokenCriterion, end_tokens_of, max_length_of
@@ -39,11 +40,14 @@ class SpeculativeGenerationOutput(GenerationOutput):
         finish_reason (`str`, *optional*): `"stop"` for a text that ends with an end token, a stop string or another
             criterion, `"length"` for one that is as long as it may be; None for one that has not ended.
         fails_by_its_options (`bool`): whether one of the request's processors or criteria has raised the `error`.
+        top_logprobs (`list[list[tuple[int, float]]]`): for every generated token the best tokens in its place with
+            their log-probabilities, the best first; empty unless asked for. (`logprobs` are those of the tokens.)
     """
 
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     finish_reason: FinishReason | None = None
     fails_by_its_options: bool = False
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,7 @@ class RequestOptions:
         plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
         seed (`int`, *optional*): makes the request's draws the same whatever else runs.
         clock (`MaxTimeCriteria`, *optional*): the one of `criteria` whose time begins when the request is admitted.
+        logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
     """
 
     processors: LogitsProcessorList
@@ -66,6 +71,7 @@ class RequestOptions:
     plan: SpeculationPlan | None
     seed: int | None = None
     clock: MaxTimeCriteria | None = None
+    logprobs: LogprobOptions | None = None
 
     @cached_property
     def processors_key(self) -> Hashable:
@@ -147,6 +153,8 @@ class Request:
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
+        self.logprobs: list[TokenLogprob] = []
+        """Of every generated token, if they are asked for."""
         self._prompt_told = list(prompt)
         """The prompt in results: a copy, because users get it, shared by all results of the request."""
         asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize
@@ -255,10 +263,12 @@ class Request:
 
     def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
         """A result with the request's tokens so far, and its status now or the `status` given."""
+        asked = self.options.logprobs
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
             prompt_ids=self._prompt_told,
             generated_tokens=self.tokens[len(self.prompt) :],
+            logprobs=[one.value for one in self.logprobs],
             error=self.error,
             status=self.status if status is None else status,
             created_time=self._created,
@@ -267,4 +277,5 @@ class Request:
             speculation=self.metrics.copy(),
             finish_reason=self.finish_reason,
             fails_by_its_options=self.fails_by_its_options,
+            top_logprobs=[one.best for one in self.logprobs] if asked is not None and asked.best else [],
         )

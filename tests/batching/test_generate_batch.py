@@ -215,10 +215,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a tree without a draft": ({"assistant_model": None}, ("`tree`", "without a draft")),
     "a tree that is none": ({"tree": "[(1, 0)]"}, ("(1, 0)",)),
     "a seed that is none": ({"seed": "7", "do_sample": True}, ("`seed`", "'7'")),
-    "logprobs": (
-        {"continuous_batching_config": limits(return_logprobs=True)},
-        ("return_logprobs=True", "output_scores"),
-    ),
     "a cache of one's own": ({"past_key_values": object()}, ("`past_key_values", "not known")),
     "stop strings without a tokenizer": ({"stop_strings": "x"}, ("tokenizer",)),
 }

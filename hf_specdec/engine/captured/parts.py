@@ -19,6 +19,7 @@ from .walks import error_of
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
+    from ...verification.log_probabilities import TokenLogprob
     from ..request import Request
     from .step import InFlightStep, StepKey
 
@@ -130,6 +131,7 @@ class Outcome:
         told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it, where the step's
             own choice of nodes makes this worth a report.
         learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
+        logprobs (`dict[int, list[TokenLogprob]]`): by row, those of the tokens of requests that ask for them.
     """
 
     walk: Walk
@@ -146,14 +148,16 @@ class Outcome:
     was_put_off: bool = False
     told: dict[int, Told] = field(default_factory=dict)
     learnt: set[DraftTemperature] = field(default_factory=set)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
     def take(self, part: StepPart) -> None:
         """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
         assert part.step is not None
         report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
         self.came_at = time.perf_counter()
+        logprobs = part.step.logprobs()
         told = slice(2 * new, 2 * new + (num_columns(new - 1, part.shapes) if part.reports_ranks else 0))
-        for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
+        for place, (row, (accepted, drafted, is_nan, *rest)) in enumerate(zip(part.rows, report, strict=False)):
             if row in self.left_out:
                 if is_nan:
                     self.left_with_nan.add(row)
@@ -167,6 +171,8 @@ class Outcome:
                 self.errors[row] = error
             self.walk.paths[row] = path[1 : max(accepted, 0) + 1]
             self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
+            if logprobs is not None:
+                self.logprobs[row] = logprobs.of(part.requests[row], place)
             if row in were_drafted:
                 self.drafted[row] = drafted
                 if part.reports_ranks and accepted >= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from ...trees import DraftTree, Topology
 from ...verification import Verifier, Walk, rows_with_nan
 from ..request import Request
 from .captured import CapturedStep
+from .log_probabilities import CapturedLogprobs, LogprobsOfRun, best_asked
 from .reports import HostCopy
 from .rows import RowValues, StepSize
 from .walks import RowWalks, error_of
@@ -43,11 +44,20 @@ class PromptStep(CapturedStep):
         size (`StepSize`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
         has_head (`bool`): whether an EAGLE head reads the chunk as well.
         compiles (`bool`): whether forwards are compiled before the capture.
+        best (`int`, *optional*): see `StepKind`.
     """
 
     is_vital = False
 
-    def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize, has_head: bool, compiles: bool):
+    def __init__(
+        self,
+        target: InFlightTarget,
+        drafting: Drafting,
+        size: StepSize,
+        has_head: bool,
+        compiles: bool,
+        best: int | None = None,
+    ):
         super().__init__(target, drafting, size)
         self.compiles = compiles
         self._store: Any = drafting.features
@@ -57,6 +67,7 @@ class PromptStep(CapturedStep):
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held: Any = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
+        self._logprobs = None if best is None else CapturedLogprobs(self.rows, best, is_warped=True)
 
     def _let_models_go(self) -> None:
         super()._let_models_go()
@@ -89,6 +100,8 @@ class PromptStep(CapturedStep):
         accepted = self._walks.checked(highest, path, accepted)
         is_nan = rows_with_nan(logits, highest)
         self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
+        if self._logprobs is not None:
+            self._logprobs.note(logits, path, next_tokens[:, None])
         return [self._report]
 
     def _read_by_head(
@@ -110,16 +123,34 @@ class PromptStep(CapturedStep):
         of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
         store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last)
 
-    def launch(self) -> HostCopy:
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
+        super().load(requests, values, starts)
+        if self._logprobs is not None:
+            self._logprobs.load(requests)
+
+    def launch(self) -> PromptReport:
         """
         Starts the step for the loaded rows and does not wait for it. Returns the copy of its report that is on its way
-        to the host, `[rows, 3]` int64: 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits have NaN,
-        and the next token.
+        to the host.
         """
         self._replay()
         report = HostCopy(self._report)  # the next launch may be before this one is read
         report.start()
-        return report
+        return PromptReport(report, None if self._logprobs is None else self._logprobs.copy())
+
+
+class PromptReport(NamedTuple):
+    """
+    What a captured prefill step reports.
+
+    Args:
+        of_rows (`HostCopy` of `[rows, 3]`, int64): 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits
+            have NaN, and the next token.
+        logprobs (`LogprobsOfRun`, *optional*): those of the next tokens, if any request asks for them.
+    """
+
+    of_rows: HostCopy
+    logprobs: LogprobsOfRun | None = None
 
 
 @dataclass(frozen=True)
@@ -130,16 +161,16 @@ class LaunchedPrompts:
     Args:
         requests (`list[Request]`): the requests whose prefill ends.
         rows (`list[int]`): the rows of these requests.
-        report (`HostCopy` of `[rows, 3]`, int64): the step's report; see `PromptStep.launch`.
+        report (`PromptReport`): the step's report.
     """
 
     requests: list[Request]
     rows: list[int]
-    report: HostCopy
+    report: PromptReport
 
     def walk(self) -> Walk:
         """Waits for the device and returns the first new token of each request; requests with an error fail."""
-        report, found = self.report.read(), Walk.start(len(self.requests), list(range(len(self.requests))))
+        report, found = self.report.of_rows.read(), Walk.start(len(self.requests), list(range(len(self.requests))))
         for place, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
             accepted, is_nan, token = report[row]
             error = error_of(accepted, is_nan)
@@ -147,6 +178,8 @@ class LaunchedPrompts:
                 request.fail(error)
             else:
                 found.tokens[place] = [token]
+                if self.report.logprobs is not None:
+                    request.logprobs += self.report.logprobs.of(request, row)
         return found
 
 
@@ -163,8 +196,8 @@ class DevicePrompts:
         # No reference cycle: K/V must be freed with the manager.
         self._decoding_steps: DeviceSteps = weakref.proxy(steps)
         self._target, self._drafting = target, drafting
-        self._steps: dict[StepSize, PromptStep] = {}
-        self._seen: set[StepSize] = set()
+        self._steps: dict[tuple[StepSize, int | None], PromptStep] = {}
+        self._seen: set[tuple[StepSize, int | None]] = set()
         self._failed = False
         self.captures_at_once = False
         """Whether the first prompt of a size waits for the capture, so that no later one does."""
@@ -184,10 +217,10 @@ class DevicePrompts:
         self._steps.clear()
         self._seen.clear()
 
-    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> HostCopy | None:
+    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> PromptReport | None:
         """
-        Starts a captured prefill of a chunk. Returns its report (see `PromptStep.launch`); None, with nothing changed,
-        if the chunk must be read without a captured step.
+        Starts a captured prefill of a chunk. Returns its report; None, with nothing changed, if the chunk must be read
+        without a captured step.
 
         Args:
             chunk (`Chunk`): the scheduler's chunk.
@@ -196,11 +229,12 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        is_due = self.captures_at_once or size in self._seen
-        self._seen.add(size)
+        key = size, best_asked(chunk.requests)
+        is_due = self.captures_at_once or key in self._seen
+        self._seen.add(key)
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
             return None
-        step = self._steps.pop(size, None)
+        step = self._steps.pop(key, None)
         cache = self._target.cache
         tables = [request.table for request in chunk.requests]
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
@@ -209,11 +243,11 @@ class DevicePrompts:
             has_head = self._target.features is not None
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
-            step = PromptStep(self._target, self._drafting, size, has_head, compiles)
+            step = PromptStep(self._target, self._drafting, size, has_head, compiles, key[1])
         step.load(chunk.requests, *self._values(chunk, ends))
         if is_new and not self._decoding_steps.capture(step):
             return None
-        self._steps[size] = step  # last: the most recently used
+        self._steps[key] = step  # last: the most recently used
         while len(self._steps) > MOST_PROMPT_STEPS:
             del self._steps[next(iter(self._steps))]
         report = step.launch()

@@ -32,9 +32,13 @@ class HostCopy:
 
     def read(self) -> list[list[int]]:
         """Waits for the copy and returns it."""
+        return self.read_tensor().tolist()
+
+    def read_tensor(self) -> torch.Tensor:
+        """Waits for the copy and returns it as it is: the next copy overwrites it."""
         if self._has_come is not None:
             self._has_come.synchronize()
-        return self._copy.tolist()
+        return self._copy
 
 
 class Reports:
@@ -64,9 +68,13 @@ class Reports:
 
     def read(self) -> list[list[int]]:
         """Waits for the first copy that has not been read, and returns it."""
+        return self.next().read()
+
+    def next(self) -> HostCopy:
+        """The first copy that has not been read, which is to be read before the next but one is fetched."""
         copy = self._unread.popleft()
         self._free.append(copy)
-        return copy.read()
+        return copy
 
     def forget(self) -> None:
         """Drops the copies that have not been read."""

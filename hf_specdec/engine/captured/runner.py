@@ -20,6 +20,7 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import Walk
 from ..request import Request
 from .captured import CapturedStep
+from .log_probabilities import best_asked
 from .parts import DraftGroup, Outcome, StepPart
 from .prompts import DevicePrompts
 from .repeats import Repeats
@@ -108,7 +109,8 @@ class DeviceSteps:
     def ready_trees(self, requests: list[Request]) -> frozenset[TokenTree | DynamicTree | None]:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
-        return self._steps.trees_for(size, any(request.options.do_sample for request in requests))
+        draws = any(request.options.do_sample for request in requests)
+        return self._steps.trees_for(size, draws, best_asked(requests))
 
     def renew(self) -> bool:
         """
@@ -256,6 +258,7 @@ class DeviceSteps:
             reads=bool(part.reading),
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,
+            best=best_asked(part.own),
         )
         size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
         part.wanted = StepKey(kind, size)

@@ -13,7 +13,9 @@ from ...compiling.layers import compiled_function
 from ...drafters.captured import CapturedDraft, NoDraft
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
+from ...verification.log_probabilities import MOST_BEST
 from .captured import CapturedStep
+from .log_probabilities import CapturedLogprobs, LogprobsOfRun
 from .reports import Reports
 from .reshaping import num_columns, offered_columns, told_columns
 from .rows import RowValues, StepSize
@@ -42,6 +44,8 @@ class StepKind:
         reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
         compiles (`bool`): whether forwards are compiled before the capture.
         compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
+        best (`int`, *optional*): number of best tokens of which the step reports log-probabilities, beside those of
+            its new tokens; None if it reports none.
     """
 
     tree: TokenTree | DynamicTree | None
@@ -54,11 +58,16 @@ class StepKind:
     reads: bool = False
     compiles: bool = False
     compiles_whole: bool = False
+    best: int | None = None
 
     @property
     def done_by(self) -> tuple[StepKind, ...]:
-        """Kinds whose steps can run the rows: this one, and the filtered one, whose filters may be off in any row."""
-        return (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
+        """
+        Kinds whose steps can run the rows: this one, the filtered one, whose filters may be off in any row, and those
+        with best tokens.
+        """
+        found = (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
+        return (*found, *(replace(one, best=MOST_BEST) for one in found)) if self.best == 0 else found
 
 
 class StepKey(NamedTuple):
@@ -96,6 +105,9 @@ class InFlightStep(CapturedStep):
         width += 0 if self._drawing is None else len(DraftTemperature.GRID)
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._reports = Reports(self._report)
+        self._logprobs: CapturedLogprobs | None = None
+        if kind.best is not None:
+            self._logprobs = CapturedLogprobs(self.rows, kind.best, kind.kinds != {Verifier.GREEDY})
         self.launched_at = 0.0
         """When the last run was launched (`time.perf_counter`)."""
         self._store = drafting.features
@@ -162,6 +174,8 @@ class InFlightStep(CapturedStep):
                     self._features.append(torch.empty_like(kept))
                 self._features[0].copy_(kept)
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
+        if self._logprobs is not None:
+            self._logprobs.note(logits, path, new)
         highest = logits.amax(dim=-1)
         is_nan = rows_with_nan(logits, highest)
         is_compiled = self.compiles and self.compiles_whole
@@ -186,6 +200,8 @@ class InFlightStep(CapturedStep):
 
     def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
         self._reports.forget()  # of steps that ended in an exception
+        if self._logprobs is not None:
+            self._logprobs.load(requests)
         super().load(requests, values, starts)
 
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
@@ -198,6 +214,8 @@ class InFlightStep(CapturedStep):
         self.launched_at = time.perf_counter()
         self._replay()
         self._reports.fetch()
+        if self._logprobs is not None:
+            self._logprobs.fetch()
 
     def report(self) -> list[list[int]]:
         """
@@ -209,3 +227,7 @@ class InFlightStep(CapturedStep):
         `Drawing.reported_overlaps`.
         """
         return self._reports.read()
+
+    def logprobs(self) -> LogprobsOfRun | None:
+        """What the run has found whose report was read last; None if it finds nothing. To be called once a report."""
+        return None if self._logprobs is None else self._logprobs.next()

@@ -80,16 +80,19 @@ class CapturedSteps:
             return wanted
         return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
 
-    def trees_for(self, size: StepSize, draws: bool) -> frozenset[TokenTree | DynamicTree | None]:
+    def trees_for(
+        self, size: StepSize, draws: bool, best: int | None = None
+    ) -> frozenset[TokenTree | DynamicTree | None]:
         """
         Trees (None: no tree) of captured steps that have room for these rows and blocks, and stand in at least;
-        `draws` says whether any row is sampled.
+        `draws` says whether any row is sampled, `best` what log-probabilities are asked for (`StepKind.best`).
         """
         return frozenset(
             key.kind.tree
             for key in self._steps
             if not key.kind.reads
             and (len(key.kind.kinds) > 1) == draws
+            and key.kind.best == best
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
             and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
         )

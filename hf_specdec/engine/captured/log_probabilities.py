@@ -1,0 +1,116 @@
+"""Log-probabilities of the tokens of a captured step, at the nodes of the accepted path alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...kernels import DTYPES
+from ...verification.log_probabilities import MOST_BEST, TokenLogprob, log_probabilities, token_logprobs
+from .reports import HostCopy, Reports
+
+
+if TYPE_CHECKING:
+    from ..request import Request
+    from .rows import InFlightRows
+
+
+class LogprobsOfRun:
+    """
+    What a run of a step has found, on the host.
+
+    Args:
+        found (`HostCopy` of `[rows, depth + 1, 1 + 2 * best]`, int32): the copy that is on its way.
+        best (`int`): number of best tokens.
+    """
+
+    def __init__(self, found: HostCopy, best: int):
+        self._found, self._best = found, best
+
+    def of(self, request: Request, row: int) -> list[TokenLogprob]:
+        """Those of a request's row, as many as the step has levels and one; empty if it asks for none. Waits."""
+        asked = request.options.logprobs
+        if asked is None:
+            return []
+        found = self._found.read_tensor()[row]
+        values, tokens = found[:, : 1 + self._best].contiguous().view(torch.float32), found[:, 1 + self._best :]
+        return token_logprobs(values.tolist(), tokens.tolist(), asked.best)
+
+
+class CapturedLogprobs:
+    """
+    Finds the log-probabilities of a step's new tokens on the device and copies them to the host, beside the report.
+
+    Args:
+        rows (`InFlightRows`): the step's rows.
+        best (`int`): number of best tokens in the place of every new one.
+        is_warped (`bool`): whether rows may have temperature, top-k and top-p.
+    """
+
+    def __init__(self, rows: InFlightRows, best: int, is_warped: bool):
+        self._rows, self._best, self._is_warped = rows, best, is_warped
+        shape = rows.size.rows, rows.size.depth + 1, 1 + 2 * best
+        self._is_raw = torch.zeros(rows.size.rows, dtype=torch.bool, device=rows.device)
+        self._found = torch.zeros(shape, dtype=torch.int32, device=rows.device)
+        self._reports = Reports(self._found)
+
+    def load(self, requests: list[Request]) -> None:
+        """Copies to the device which rows ask for the log-probabilities of the model's own output."""
+        asked = [request.options.logprobs for request in requests]
+        are_raw = [one is not None and one.mode == "raw" for one in asked]
+        self._is_raw[: len(requests)].copy_(torch.tensor(are_raw, device="cpu"))
+        self._reports.forget()
+
+    def note(self, logits: torch.Tensor, path: torch.Tensor, new: torch.Tensor) -> None:
+        """
+        Finds them, within the captured step. A token was chosen at the node before it on the path.
+
+        Args:
+            logits (`torch.Tensor` of shape `[rows, nodes + 1, vocab]`): the target's logits.
+            path (`torch.Tensor` of shape `[rows, depth + 1]`, int64): the root and the accepted nodes, padded.
+            new (`torch.Tensor` of shape `[rows, depth + 1]`, int64): the new tokens, padded with -1.
+        """
+        for level in range(path.shape[1]):  # one by one: the logits of all levels may be large
+            node = path[:, level, None, None].expand(-1, 1, logits.shape[2])
+            scores = self._chosen_from(logits.gather(1, node))[:, 0]
+            values, best = log_probabilities(scores, new[:, level].clamp(min=0), self._best)
+            self._found[:, level].copy_(torch.cat([values.view(torch.int32), best.int()], dim=1))
+
+    def _chosen_from(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scores from which the rows' tokens were chosen, or the logits of raw rows, `[rows, 1, vocab]`."""
+        if not self._is_warped:
+            return logits
+        from hf_specdec_kernels import filter_logits
+
+        rows, logits = self._rows, logits if logits.dtype in DTYPES else logits.float()
+        temperature = rows.temperature.masked_fill(self._is_raw, 1.0)
+        top_k, top_p = rows.top_k.masked_fill(self._is_raw, 0), rows.top_p.masked_fill(self._is_raw, 1.0)
+        filtered = filter_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+        return filtered.float() / temperature[:, None, None]
+
+    def fetch(self) -> None:
+        """Starts a copy of what the last launched run finds. Does not wait."""
+        self._reports.fetch()
+
+    def next(self) -> LogprobsOfRun:
+        """What the first run has found that has not been taken; to be read before the next but one is launched."""
+        return LogprobsOfRun(self._reports.next(), self._best)
+
+    def copy(self) -> LogprobsOfRun:
+        """What the last launched run finds, in memory of its own: later runs do not overwrite it."""
+        copy = HostCopy(self._found)
+        copy.start()
+        return LogprobsOfRun(copy, self._best)
+
+
+def best_asked(requests: Sequence[Request]) -> int | None:
+    """
+    Number of best tokens for which a captured step of these requests has room: none or `MOST_BEST`, so that there are
+    few graphs. None if no request asks for log-probabilities.
+    """
+    asked = [request.options.logprobs for request in requests if request.options.logprobs is not None]
+    if not asked:
+        return None
+    return MOST_BEST if any(one.best for one in asked) else 0
