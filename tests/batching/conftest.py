@@ -9,6 +9,7 @@ from support.batches import assert_nothing_left, manager_of, runs_of_steps
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.tree_menu import TreeMenu
 
@@ -34,3 +35,17 @@ def manager(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[Specula
     with manager_of(target, draft) as manager:
         yield manager
     assert_nothing_left(manager)
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Repeats]:
+    """The runs that were launched before the last one was read."""
+    found: list[Repeats] = []
+    launch = Repeats.launch
+
+    def noted(self: Repeats) -> None:
+        found.append(self)
+        launch(self)
+
+    monkeypatch.setattr(Repeats, "launch", noted)
+    return found

@@ -9,7 +9,10 @@ from support.eagle import (
     ALL,
     EAGLE_1,
     GOLDENS,
-    MODELOPT,
+    MODELOPTS,
+    SAFEAILAB,
+    SPECFORGE,
+    SPECULATORS,
     equal_weights,
     golden_rows,
     largest_difference,
@@ -23,10 +26,9 @@ from hf_specdec.eagle.formats import WRITERS, TargetFiles, write_head
 from hf_specdec.trees import DynamicTree, as_tree
 
 
-SAFEAILAB, SPECULATORS, SPECFORGE = "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3"
 TARGET = TargetFiles(TINY_TARGET)
 # ModelOpt's own reading of its heads is one that no other format has; the servers' is.
-READINGS = {golden: ("_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPT}
+READINGS = {golden: ("_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPTS}
 
 
 def source(golden, **options):

@@ -7,7 +7,7 @@ from support.eagle import (
     EAGLE_1,
     EAGLE_3,
     GOLDENS,
-    MODELOPT,
+    MODELOPTS,
     arrays,
     draft_chain,
     features_of,
@@ -23,7 +23,7 @@ from hf_specdec.eagle import EagleHead
 TOLERANCE = 1e-4
 # ModelOpt's own module, and the servers that load its heads, read them differently.
 READINGS = [(golden, "", {}) for golden in ALL] + [
-    (golden, "_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPT
+    (golden, "_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPTS
 ]
 
 

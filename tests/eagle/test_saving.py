@@ -9,6 +9,7 @@ from support.eagle import (
     ALL,
     EAGLE_1,
     GOLDENS,
+    SPECFORGE,
     equal_weights,
     golden_rows,
     head_of,
@@ -20,9 +21,6 @@ from support.models import tiny_model
 from transformers import AutoConfig, AutoModel
 
 from hf_specdec.eagle import EagleConfig, EagleHead
-
-
-SPECFORGE = "specforge_eagle3"
 
 
 def small(**fields):

@@ -7,7 +7,10 @@ import pytest
 import torch
 from support.eagle import (
     EAGLE_1,
-    MODELOPT,
+    MODELOPTS,
+    SAFEAILAB,
+    SPECFORGE,
+    SPECULATORS,
     Rows,
     arrays,
     features_of,
@@ -23,26 +26,25 @@ from hf_specdec.eagle import EagleConfig, EagleHead
 
 
 VISIBLE = 0.1
-SAFEAILAB, SPECULATORS, SPECFORGE = "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3"
 
 
 def difference(golden, **options):
     return max(largest_difference(golden_rows(head_of(golden, **options), golden), golden).values())
 
 
-@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPT])
+@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPTS])
 @pytest.mark.parametrize("ids", [[1, 3, 4], [3, 5, 6]])
 def test_layer_ids_off_by_one(golden, ids):
     assert difference(golden, aux_layer_ids=ids) > VISIBLE
 
 
-@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPT])
+@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPTS])
 def test_norm_before_residual_flipped(golden):
     flipped = not head_of(golden).config.norm_before_residual
     assert difference(golden, norm_before_residual=flipped) > VISIBLE
 
 
-@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPT])
+@pytest.mark.parametrize("golden", [SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPTS])
 def test_norm_output_flipped(golden):
     """Moves only the chain, since the first rows read the target's features."""
     found = largest_difference(golden_rows(head_of(golden, norm_output=True), golden), golden)
@@ -50,7 +52,7 @@ def test_norm_output_flipped(golden):
     assert found["chain_logits"] > VISIBLE
 
 
-@pytest.mark.parametrize("golden", MODELOPT)
+@pytest.mark.parametrize("golden", MODELOPTS)
 def test_hidden_norm_once_or_twice(golden):
     assert difference(golden, norm_hidden_twice=False) > VISIBLE
 

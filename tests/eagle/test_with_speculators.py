@@ -6,7 +6,7 @@ Converted heads inside the speculators library itself. It wants versions of its 
 
 import pytest
 import torch
-from support.eagle import MODELOPT, arrays, head_of
+from support.eagle import MODELOPTS, arrays, head_of
 from support.goldens import TINY_TARGET
 
 from hf_specdec.eagle import EagleConfig, EagleHead
@@ -43,7 +43,7 @@ def golden_inputs(golden):
         ("speculators_eagle3", "", {}),
         ("safeailab_eagle3", "", {}),
         ("specforge_eagle3", "", {}),
-        *((golden, "_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPT),
+        *((golden, "_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPTS),
     ],
 )
 def test_goldens(golden, suffix, options, tmp_path):

@@ -6,6 +6,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
@@ -18,8 +19,9 @@ from .goldens import trained_target
 GOLDENS = Path(__file__).parent.parent / "goldens"
 EAGLE_1 = "safeailab_eagle1"
 EAGLE_3 = ("safeailab_eagle3", "speculators_eagle3", "specforge_eagle3", "modelopt_eagle3", "modelopt_eagle3_yarn")
+SAFEAILAB, SPECULATORS, SPECFORGE, *MODELOPTS = EAGLE_3
+MODELOPT = MODELOPTS[0]
 ALL = (EAGLE_1, *EAGLE_3)
-MODELOPT = ("modelopt_eagle3", "modelopt_eagle3_yarn")
 
 
 @lru_cache
@@ -155,3 +157,12 @@ def equal_weights(one: EagleHead, other: EagleHead) -> bool:
     return mine.keys() == yours.keys() and all(
         mine[key].dtype == yours[key].dtype and torch.equal(mine[key], yours[key]) for key in mine
     )
+
+
+def refused(folder, *words, error=ValueError):
+    with pytest.raises(error) as caught:
+        EagleHead.from_pretrained(folder)
+    message = str(caught.value)
+    for word in words:
+        assert word in message, message
+    return message

@@ -13,10 +13,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import hf_specdec
 from hf_specdec import graphs, kernels
 from hf_specdec.attention.kernel import KernelInputs
 from hf_specdec.generation import engines
 from hf_specdec.graphs import capturing
+
+
+TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
 
 
 class StandIn:
@@ -111,3 +115,11 @@ def make_up_cuda(monkeypatch: pytest.MonkeyPatch, graph: type) -> list[str]:
     monkeypatch.setattr(capturing, "_capture_something", noted("_capture_something"))
     monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
     return told
+
+
+def graphed(tree: Any) -> dict[str, Any]:
+    """The options of a call with graphs."""
+    return {"speculative_config": hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)}
+
+
+BY_ATTENTION = pytest.mark.parametrize("stand_in", [False, True], ids=["masks", "kernel"], indirect=True)

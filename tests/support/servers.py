@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hf_specdec import NgramDraft
@@ -121,3 +122,10 @@ def metric(address: str, name: str) -> float:
     lines = [line for line in read(f"{address}/metrics").splitlines() if line.split("{")[0] == name]
     assert lines, f"no metric {name}"
     return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+FORKED = SimpleNamespace(get_context=lambda method: multiprocessing.get_context("fork"))
+"""
+In the place of the engine's `multiprocessing`: its process is forked, for tests of what comes after the start. A
+spawned one has to import torch and transformers first, which takes longer than the test.
+"""

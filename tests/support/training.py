@@ -19,7 +19,9 @@ SMALL: dict[str, Any] = {
     "progress": False,
     "cpu": True,
 }
-"""Options of every run."""
+"""Options of every small run."""
+RUN = SMALL | {"unroll_steps": 3}
+"""Options of a small run that unrolls the head three times."""
 
 
 def log_of(output: Path) -> list[dict[str, Any]]:
