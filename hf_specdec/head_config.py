@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 
@@ -22,6 +23,7 @@ class HeadSizes(WithDefaultTree):
         text_config: Any
         target_hidden_size: int | None
         num_aux_features: int | None
+        aux_layer_ids: list[int] | None
         draft_vocab_size: int | None
 
     @property
@@ -43,3 +45,23 @@ class HeadSizes(WithDefaultTree):
     def num_draft_tokens(self) -> int:
         """Tokens that the head can propose."""
         return self.draft_vocab_size or self.vocab_size
+
+    def check_whole_numbers(self, least: Mapping[str, int]) -> None:
+        """Raises a `ValueError` unless each of these fields is None or a whole number of at least so much."""
+        for field, bound in least.items():
+            value = getattr(self, field)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < bound):
+                raise ValueError(f"`{field}` must be a whole number of at least {bound}, but is {value!r}.")
+
+    def check_layer_ids(self, kind: str = "layer numbers") -> None:
+        """Raises a `ValueError` unless `aux_layer_ids` is None or has a number for each feature."""
+        ids = self.aux_layer_ids
+        if ids is None:
+            return
+        if not isinstance(ids, list | tuple) or not all(type(layer) is int and layer >= 0 for layer in ids):
+            raise ValueError(f"`aux_layer_ids` must be a list of {kind}, but is {ids!r}.")
+        if len(ids) != self.num_aux_features:
+            raise ValueError(
+                f"`aux_layer_ids`={list(ids)} has {len(ids)} layers, but the head reads {self.num_aux_features} "
+                "features. Give as many."
+            )

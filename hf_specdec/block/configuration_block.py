@@ -154,12 +154,12 @@ class BlockConfig(HeadSizes, PreTrainedConfig):
         Raises:
             ValueError: naming the field whose value is impossible, or does not fit another.
         """
-        for field, least in _WHOLE_NUMBERS.items():
-            value = getattr(self, field)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                is_one_row = field == "block_size" and value == 1
-                why = ": a block of one row has no masks, and drafts nothing in parallel" if is_one_row else ""
-                raise ValueError(f"`{field}` must be a whole number of at least {least}, but is {value!r}{why}.")
+        if self.block_size == 1:
+            raise ValueError(
+                f"`block_size` must be a whole number of at least 2, but is {self.block_size!r}: a block of one row "
+                "has no masks, and drafts nothing in parallel."
+            )
+        self.check_whole_numbers(_WHOLE_NUMBERS)
         if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
             raise ValueError(
                 f"`mask_token_id`={self.mask_token_id} is outside the vocabulary of {self.vocab_size} tokens. It must "
@@ -173,16 +173,7 @@ class BlockConfig(HeadSizes, PreTrainedConfig):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"`{field}` must be True or False, but is {getattr(self, field)!r}.")
         self._check_heads()
-        ids = self.aux_layer_ids
-        if ids is None:
-            return
-        if not isinstance(ids, list | tuple) or not all(type(layer) is int and layer >= 0 for layer in ids):
-            raise ValueError(f"`aux_layer_ids` must be a list of layer numbers (boundaries), but is {ids!r}.")
-        if len(ids) != self.num_aux_features:
-            raise ValueError(
-                f"`aux_layer_ids`={list(ids)} has {len(ids)} layers, but the head reads {self.num_aux_features} "
-                "features. Give as many."
-            )
+        self.check_layer_ids("layer numbers (boundaries)")
 
     def _check_heads(self) -> None:
         """Checks the fields of what stands around the decoder layers."""

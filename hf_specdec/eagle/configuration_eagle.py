@@ -123,25 +123,13 @@ class EagleConfig(HeadSizes, PreTrainedConfig):
         """
         if self.eagle_version not in (1, 3):
             raise ValueError(f"`eagle_version` must be 1 or 3, but is {self.eagle_version!r}.")
-        for field in ("target_hidden_size", "draft_vocab_size", "num_aux_features"):
-            value, least = getattr(self, field), 0 if field == "num_aux_features" else 1
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"`{field}` must be a whole number of at least {least}, but is {value!r}.")
+        self.check_whole_numbers({"target_hidden_size": 1, "draft_vocab_size": 1, "num_aux_features": 0})
         if self.aux_layer_convention not in LAYER_CONVENTIONS:
             raise ValueError(
                 f"`aux_layer_convention` must be one of {', '.join(map(repr, LAYER_CONVENTIONS))}, but is "
                 f"{self.aux_layer_convention!r}."
             )
-        ids = self.aux_layer_ids
-        if ids is None:
-            return
-        if not isinstance(ids, list | tuple) or not all(type(layer) is int and layer >= 0 for layer in ids):
-            raise ValueError(f"`aux_layer_ids` must be a list of layer numbers, but is {ids!r}.")
-        if len(ids) != self.num_aux_features:
-            raise ValueError(
-                f"`aux_layer_ids`={list(ids)} has {len(ids)} layers, but the head reads {self.num_aux_features} "
-                "features. Give as many."
-            )
+        self.check_layer_ids()
 
     def changed(self, **fields: Any) -> EagleConfig:
         """
