@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -191,10 +192,8 @@ class DraftModelDrafter(Drafter):
         seen = [min(cached, length - 1) for cached, length in zip(before, lengths, strict=True)]
         counts = [length - start for start, length in zip(seen, lengths, strict=True)]
         while max(counts) > (LONGEST_FORWARD if min(counts) == max(counts) else MOST_WITH_LOGITS):
-            ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(seen, lengths, strict=True)]
-            new = [end - start for start, end in zip(seen, ends, strict=True)]
-            self.forward_from(sequences, seen, max(new), new, logits_to_keep=1)
-            seen, counts = ends, [length - end for end, length in zip(ends, lengths, strict=True)]
+            seen = self.read_chunk(sequences, seen)
+            counts = [length - start for start, length in zip(seen, lengths, strict=True)]
         uniform = min(counts) == max(counts)
         # States have followed a root that is forwarded again, as keys and values may be written again.
         new = [0 if cached == length else count for cached, length, count in zip(before, lengths, counts, strict=True)]
@@ -205,6 +204,19 @@ class DraftModelDrafter(Drafter):
         else:
             last = torch.tensor(counts, device=self.device) - 1
             self.root_logits = logits[torch.arange(len(counts), device=self.device), last]
+
+    def read_chunk(self, sequences: Rows, starts: list[int], widths: Sequence[int] = ()) -> list[int]:
+        """
+        Reads the next tokens of every row before its root, at most `LONGEST_FORWARD`, from `starts` on; returns where
+        each row stands then. A forward is padded to the first of `widths` that is no narrower.
+        """
+        lengths = sequences.lengths
+        ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(starts, lengths, strict=True)]
+        new = [end - start for start, end in zip(starts, ends, strict=True)]
+        most = max(new)
+        width = min((width for width in widths if width >= most), default=most)
+        self.forward_from(sequences, starts, width, new, logits_to_keep=1)
+        return ends
 
     def forward_from(
         self, sequences: Rows, starts: list[int], count: int, new: list[int], logits_to_keep: int
@@ -277,18 +289,9 @@ class DraftModelDrafting(CachedDrafting):
         while left := [request for request in requests if self.cache.length_of(request.table) < request.length - 1]:
             own = _fitting(left, [request.length - 1 - self.cache.length_of(request.table) for request in left])
             self.cache.seat([request.table for request in own])
-            starts = self.cache.lengths
-            ends = [min(one.length - 1, start + LONGEST_FORWARD) for one, start in zip(own, starts, strict=True)]
-            new = [end - start for start, end in zip(starts, ends, strict=True)]
-            rows = StepRows(own, self.drafter.device, starts)
-            self.drafter.forward_from(rows, starts, self._width(max(new)), new, logits_to_keep=1)
-            self.cache.set_lengths(ends)
-
-    def _width(self, most: int) -> int:
-        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
-        graphs = self.cache.graphs
-        widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
-        return min((width for width in widths if width >= most), default=most)
+            starts, graphs = self.cache.lengths, self.cache.graphs
+            widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
+            self.cache.set_lengths(self.drafter.read_chunk(StepRows(own, self.drafter.device, starts), starts, widths))
 
     def forget(self, request: Request) -> None:
         self.cache.forget(request.table)
