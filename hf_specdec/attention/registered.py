@@ -14,10 +14,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from ..compat import INDEXED
 from .context import AttentionContext
 from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
-from .selection import chunk_of, factors_of_slots, selects, with_own_mask, with_selection
+from .selection import factors_of_slots, kind_of, selects, with_own_mask, with_selection
 from .switch import NAME, previous_implementation
 
 
@@ -45,7 +46,8 @@ def tree_attention(
         `tuple`: the attended values, `[batch, nodes, heads, head_dim]`, and the attention weights, if the function
         gives any.
     """
-    implementation = previous_implementation(module.config)
+    config: Any = module.config
+    implementation = previous_implementation(config)
     if tree_context is None or _is_of_encoder(key, tree_context):
         if implementation in ("eager", "sdpa") and selects(kwargs):
             attention_mask = with_selection(module, attention_mask, query, key, kwargs)
@@ -60,12 +62,13 @@ def tree_attention(
     if factors is not None:
         factors = factors[:, None, :, None].to(query.device)
         query, bias = ((one * factors).to(one.dtype) if one is not None else None for one in (query, bias))
-    chunk = chunk_of(module.config, getattr(module, "layer_idx", None))
-    own_mask = attention_mask
+    kind, own_mask = kind_of(module), attention_mask
+    chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)
-    attention_mask = with_own_mask(module, attention_mask, own_mask, kwargs)
     if selects(kwargs):
         attention_mask = with_selection(module, attention_mask, query, key, kwargs, tree_context)
+    elif own_mask is not None and kind in INDEXED:  # so the layer tells what its indexer has selected
+        attention_mask = with_own_mask(attention_mask, own_mask)
     if bias is not None:
         attention_mask = attention_mask + bias
     is_of_all_heads = attention_mask.shape[1] == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..compat import INDEXED
 from ..models.indexers import makes_masks_over_trees
@@ -17,12 +17,10 @@ from .context import AttentionContext, TreeContext
 from .switch import supports_switching
 
 
-def chunk_of(config: PreTrainedConfig, layer: int | None) -> int | None:
-    """Positions of a chunk, outside of which a layer attends to nothing; None for a layer without chunks."""
-    types = getattr(config, "layer_types", None)
-    if types is None or layer is None or types[layer] != "chunked_attention":
-        return None
-    return config.attention_chunk_size
+def kind_of(module: Any) -> str | None:
+    """The kind of an attention layer, as `config.layer_types` names it; None where neither names one."""
+    kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
+    return None if kinds is None or index is None else kinds[index]
 
 
 def factors_of_slots(
@@ -75,23 +73,12 @@ def tells_selection(model: PreTrainedModel) -> bool:
         return False
     told = sum(selects(call.options) for call in layers.calls)
     if makes_masks_over_trees(model):
-        told += sum(call.makes_mask and _is_indexed(call.module) for call in layers.calls)
+        told += sum(call.makes_mask and kind_of(call.module) in INDEXED for call in layers.calls)
     return told == number
 
 
-def _is_indexed(module: Any) -> bool:
-    """Whether an attention layer attends to keys that an indexer has selected, its own or that of a layer below."""
-    kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
-    return kinds is not None and index is not None and kinds[index] in INDEXED
-
-
-def with_own_mask(module: Any, mask: torch.Tensor, own: torch.Tensor | None, options: dict[str, Any]) -> torch.Tensor:
-    """
-    An additive mask over a tree that also hides what the layer's `own` mask does, if that is how the layer tells what
-    its indexer has selected.
-    """
-    if own is None or selects(options) or not _is_indexed(module):
-        return mask
+def with_own_mask(mask: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """An additive mask over a tree that also hides what the layer's `own` mask does."""
     is_hidden = ~own if own.dtype == torch.bool else own < 0
     return mask.masked_fill(is_hidden.to(mask.device), torch.finfo(mask.dtype).min)
 

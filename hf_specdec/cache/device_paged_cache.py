@@ -80,11 +80,10 @@ class DevicePagedCache(PagedCache):
         by_kernel: bool = False,
     ) -> None:
         """Lets state layers run over the nodes of a tree by the kernels, which commit what is pending."""
-        if self.state_layers:
-            assert by_kernel and self.state_rows is not None
-            self.topology = NodeTopology(ancestors, max_depth=self.max_depth)
-            of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
-            self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
+        assert by_kernel and self.state_rows is not None
+        self.topology = NodeTopology(ancestors, max_depth=self.max_depth)
+        of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
+        self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
 
     def keep_states(self, path: torch.Tensor, accepted: torch.Tensor, is_nan: torch.Tensor) -> None:
         """

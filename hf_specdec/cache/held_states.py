@@ -55,8 +55,6 @@ class HoldsStates:
             by_kernel (`bool`, *optional*, defaults to `False`): whether all layers run by the kernels, which commit
                 what is pending in the same forward.
         """
-        if not self.state_layers:
-            return
         self.settle()
         self.topology = NodeTopology(ancestors, counts, prompt_counts)
         if by_kernel:
@@ -110,15 +108,15 @@ class HoldsStates:
 
     def keep_text(self, counts: list[int]) -> None:
         """Commits the first `counts` nodes of every row, which a forward has read as a text."""
-        self.settle_text()
+        if self.state_layers:
+            self.settle_text()
         self.set_lengths([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
     def settle_text(self) -> None:
         """Applies the text that the last forward has read, its `counts`, to the states; see `follow`."""
-        if self.state_layers:
-            path = Path.of([[0]] * len(self.lengths), self.device)
-            for layer in self.state_layers:
-                layer.settle(path)
+        path = Path.of([[0]] * len(self.lengths), self.device)
+        for layer in self.state_layers:
+            layer.settle(path)
 
     def set_lengths(self, lengths: list[int]) -> None:
         """Sets the number of committed slots of every row."""

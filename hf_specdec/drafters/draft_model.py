@@ -234,7 +234,8 @@ class DraftModelDrafter(Drafter):
         self.cache.set_lengths(starts)
         chain = causal_chain(count, self.device)
         logits = self.forward(tokens.to(self.device), *chain, logits_to_keep=logits_to_keep, counts=new).logits
-        self.cache.settle_text()
+        if self.cache.state_layers:
+            self.cache.settle_text()
         return logits
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:

@@ -77,7 +77,8 @@ class AutoChoices:
         Begins a step of so many requests, of which `asking` ask for "auto": `of` and `ways_of` are its own from now
         on.
         """
-        self._batch_size = _bucket(num_requests) if self._kept_for is None else self._kept_for
+        # The smallest power of two that is not below it.
+        self._batch_size = 1 << max(num_requests - 1, 0).bit_length() if self._kept_for is None else self._kept_for
         self._draws = any(request.options.do_sample for request in asking)
         # Those that filter have other graphs; in flight they come and go.
         self._filters = self._kept_for is not None and any(request.options.filters for request in asking)
@@ -124,8 +125,3 @@ class AutoChoices:
     def _shared_times(self, kind: Any) -> WholeTimes:
         times: WholeTimes = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
         return times
-
-
-def _bucket(batch_size: int) -> int:
-    """The smallest power of two that is not below `batch_size`."""
-    return 1 << max(batch_size - 1, 0).bit_length()

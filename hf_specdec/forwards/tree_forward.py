@@ -193,7 +193,8 @@ class TreeForward:
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
         cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
-        cache.follow(ancestors, counts, prompt_counts, by_kernel=self._runs_states_by_kernel(ancestors, counts))
+        if cache.state_layers:
+            cache.follow(ancestors, counts, prompt_counts, by_kernel=self._runs_states_by_kernel(ancestors, counts))
         context = TreeContext(
             lengths=cache.lengths,
             device=cache.device,

@@ -73,11 +73,6 @@ class Recorder:
             ],
         )
 
-    @property
-    def scores(self) -> tuple[torch.Tensor, ...] | None:
-        """Processed scores of every judged column, `[batch, vocab]` float32 each; None unless asked for."""
-        return self.get("scores")
-
     def get(self, name: str) -> tuple | None:
         """The judged columns of `"scores"`, `"logits"`, `"attentions"` or `"hidden_states"`; None unless asked for."""
         if name not in self.wanted:

@@ -61,7 +61,7 @@ class ColumnJudge:
                     sequences.fill(row, self.judged - 1, self.pad_token)
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
             self.recorder.add_column(self.ended())
-            stops = self.criteria(ids, self.recorder.scores)
+            stops = self.criteria(ids, self.recorder.get("scores"))
             if self.streamer is not None:
                 self.streamer.put(ids[:, -1].to("cpu", copy=True))  # the streamer may write into it
             stops = torch.as_tensor(stops, device="cpu").expand(sequences.batch_size).tolist()

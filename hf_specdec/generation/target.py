@@ -218,7 +218,8 @@ class Target(TreeTarget):
         may have been accepted as a draft, and plain `generate` forwards it only if other rows go on. `length` is that
         of the whole text, once it is known.
         """
-        self.cache.settle(self._committed(length))
+        if self.cache.state_layers:
+            self.cache.settle(self._committed(length))
 
     def _committed(self, length: int | None) -> list[int]:
         """Slots of every row without its last token, of at most `length` tokens."""

@@ -72,7 +72,7 @@ class Topology:
 
     def children_of(self, row: int, node: int) -> list[int]:
         """The children of a node, by rank."""
-        return self.children[row if self.rows > 1 else 0][node]
+        return self.children[row if len(self.children) > 1 else 0][node]
 
 
 @lru_cache(maxsize=256)
