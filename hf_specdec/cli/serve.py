@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import socket
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,13 @@ from ..serving.defaults import MOST_BODY_BYTES, MOST_IMAGE_BYTES, MOST_IMAGE_PIX
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
+
+
+class LogprobsMode(StrEnum):
+    """Which log-probabilities are told."""
+
+    RAW = "raw"
+    PROCESSED = "processed"
 
 
 PACKAGES = ("fastapi", "uvicorn", "httptools", "openai", "prometheus_client")
@@ -117,6 +125,10 @@ def serve(
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        typer.Option(help="Log-probabilities of the model's own output, or of what a request's options make of it."),
+    ] = LogprobsMode.RAW,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -174,7 +186,7 @@ def serve(
         with unwound_by_sigterm(), running_engine(options) as engine:
             name = model_name or target or loading.SMOLLM2
             limits: dict[str, Any] = {"stall_seconds": stall_seconds, "max_body_bytes": max_body_bytes}
-            app = build_app(engine, tokenizer, name, images=images, **limits)
+            app = build_app(engine, tokenizer, name, images=images, logprobs_mode=logprobs_mode.value, **limits)
             server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
             never_search_again()
             if engine.model.about_draft is not None:

@@ -13,6 +13,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.content_parsers import STREAMABLE_PARSERS
 
 from ..batching import SpeculativeGenerationOutput
+from .answer_logprobs import AnswerLogprobs
 from .errors import unexpected
 from .stop_strings import TrimmedPieces
 from .text_pieces import TextPieces
@@ -265,14 +266,21 @@ class AnswerStream:
         pieces (`AnswerPieces`): makes parts from tokens.
         cancel (`Callable`): cancels the request.
         work (`WorkPool`): decodes and parses a long text that is known only at the end.
+        logprobs (`AnswerLogprobs`, *optional*): gets the tokens with their log-probabilities.
     """
 
-    def __init__(self, pieces: AnswerPieces, cancel: Callable[[], None], work: WorkPool):
+    def __init__(
+        self,
+        pieces: AnswerPieces,
+        cancel: Callable[[], None],
+        work: WorkPool,
+        logprobs: AnswerLogprobs | None = None,
+    ):
         self.parts: asyncio.Queue[Any] = asyncio.Queue()
         """Text, reasoning and calls; an error ends them, or None."""
         self.total_tokens = 0
         """Number of tokens taken."""
-        self._cancel, self._pieces, self._work = cancel, pieces, work
+        self._cancel, self._pieces, self._work, self._logprobs = cancel, pieces, work, logprobs
         self._ending: asyncio.Task[None] | None = None
         self._put(pieces.begin())
 
@@ -285,6 +293,8 @@ class AnswerStream:
     def take(self, output: SpeculativeGenerationOutput) -> None:
         """Takes a result of the request, with all of its tokens so far."""
         try:
+            if self._logprobs is not None:
+                self._logprobs.add_all(output, self.total_tokens)
             for token in output.generated_tokens[self.total_tokens :]:
                 self.total_tokens += 1
                 self._put(self._pieces.add(token))
@@ -296,6 +306,8 @@ class AnswerStream:
     async def _end(self, is_cut: bool, error: str | None) -> None:
         try:
             self._put(await self._work.run(self._pieces.end, is_cut, num_tokens=self._pieces.num_waiting))
+            if self._logprobs is not None:
+                self._logprobs.end(is_cut)
             self._put([None if error is None else _StreamError(error)])
         except Exception as fault:
             self._put([_StreamError(unexpected(fault))])

@@ -15,11 +15,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
-from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import Modality
+from transformers.cli.serving.utils import Modality, get_response_template
 
 from ..adapters import Choice
+from ..verification.log_probabilities import Mode
+from .answer_logprobs import answer_logprobs, best_asked
 from .answers import ParsedAnswers, is_cut
 from .body_limits import BodyLimit
 from .characters import shortened
@@ -47,6 +48,7 @@ from .requests import (
     roles_of,
 )
 from .routes import add_body_routes, body_of, replace_route
+from .scored_answers import ScoredChoices, ScoredResponses, scored_answer
 from .stream_ends import event, until_done, until_failed
 from .streams import QuickChunks
 from .text_limits import TextLimit
@@ -137,6 +139,8 @@ class _OwnRequests:
     """The type of the route's body."""
     _ended = staticmethod(until_done)
     """Ends the events of a stream as OpenAI's clients expect it."""
+    _has_parts = True
+    """Whether answers have parts by the model's response template."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
         name = self.model_manager.id_of(body.get("model"))
@@ -181,7 +185,7 @@ class _OwnRequests:
                 body["seed"] = options.seed
         if body.get("logit_bias") is not None:
             body = body | {"logit_bias": found.logit_bias}
-        return body
+        return body | {"best_tokens": found.best_tokens}
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
@@ -199,6 +203,7 @@ class _OwnRequests:
         if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
+        config.top_logprobs = body.get("best_tokens")
         config.length_field = next((name for name in LENGTHS if body.get(name) is not None), None)
         if body.get("logit_bias"):
             config.sequence_bias = body["logit_bias"]
@@ -219,9 +224,16 @@ class _OwnRequests:
 
         def answer() -> Any:
             """Decodes and parses the text, and writes its JSON."""
-            return at_once(
+            found = at_once(
                 handler._non_streaming(request_id, model, ParsedAnswers(tokenizer, config), *args, **options)
             )
+            if best_asked(config) is None or generation.result is None:
+                return found
+            has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
+            logprobs = answer_logprobs(tokenizer, config, has_parts)
+            logprobs.add_all(generation.result)
+            logprobs.end(is_cut(config))
+            return scored_answer(self, found, logprobs.take())
 
         return await self.model_manager.work.run(answer, num_tokens=number)
 
@@ -231,7 +243,7 @@ def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
     return next(one for one in arguments if isinstance(one, GenerationConfig))
 
 
-class _Chat(TokenisedElsewhere, _OwnRequests, QuickChunks, ChatCompletionHandler):
+class _Chat(TokenisedElsewhere, _OwnRequests, ScoredChoices, QuickChunks, ChatCompletionHandler):
     _body = BODIES["/v1/chat/completions"]
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -239,11 +251,12 @@ class _Chat(TokenisedElsewhere, _OwnRequests, QuickChunks, ChatCompletionHandler
         return body | {"messages": normal_messages(body["messages"])}
 
 
-class _Completion(TokenisedElsewhere, _OwnRequests, QuickChunks, CompletionHandler):
+class _Completion(TokenisedElsewhere, _OwnRequests, ScoredChoices, QuickChunks, CompletionHandler):
     _body = BODIES["/v1/completions"]
+    _is_chat = _has_parts = False
 
 
-class _Incomplete(ResponseHandler):
+class _Incomplete(ScoredResponses):
     """Answers responses as incomplete if they are as long as they may be (transformers' handler completes all)."""
 
     model_manager: OneModel
@@ -297,6 +310,7 @@ def build_app(
     stall_seconds: float = STALL_SECONDS,
     max_body_bytes: int = MOST_BODY_BYTES,
     images: ImageReader | str = NO_IMAGES,
+    logprobs_mode: Mode = "raw",
 ) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
@@ -308,9 +322,10 @@ def build_app(
         stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
         max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
         images (`ImageReader` or `str`, *optional*): reads images in messages; or the reason why there may be none.
+        logprobs_mode (`str`, *optional*, defaults to `"raw"`): which log-probabilities are told; see `LogprobOptions`.
     """
     models = OneModel(model_name, engine.model, tokenizer, images)
-    state = SpeculativeState(engine, models.work)
+    state = SpeculativeState(engine, models.work, logprobs_mode)
     handlers: dict[str, Any] = {
         "chat_handler": _Chat(models, state),
         "completion_handler": _Completion(models, state),

@@ -15,11 +15,14 @@ from transformers.cli.serving.utils import (
 )
 
 from ..batching import SpeculativeGenerationOutput
+from ..verification.log_probabilities import LogprobOptions, Mode
+from .answer_logprobs import answer_logprobs, best_asked
 from .answers import AnswerPieces, AnswerStream
 from .characters import cut
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
 from .errors import MOST_OF_A_REASON, RequestFailed, RequestRefused, refusing
+from .scored_answers import ScoredQueue
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue, RaisingQueue
 from .tokenizers import LikeTokenizer
@@ -41,17 +44,18 @@ class SpeculativeState(GenerationState):
     Args:
         engine (`EngineClient`): runs the requests.
         work (`WorkPool`, *optional*): does the work on long answers.
+        logprobs_mode (`str`, *optional*, defaults to `"raw"`): see `LogprobOptions`.
     """
 
-    def __init__(self, engine: EngineClient, work: WorkPool | None = None):
+    def __init__(self, engine: EngineClient, work: WorkPool | None = None, logprobs_mode: Mode = "raw"):
         super().__init__(continuous_batching=True)
-        self._engine, self._work = engine, work or WorkPool()
+        self._engine, self._work, self._logprobs_mode = engine, work or WorkPool(), logprobs_mode
 
     def use_continuous_batching(self, model: Any, modality: Any) -> bool:
         return True
 
     def get_manager(self, model_id: str, use_cb: bool = False) -> BaseGenerateManager:
-        return Generation(self._engine, self._work)
+        return Generation(self._engine, self._work, self._logprobs_mode)
 
     def is_cb_alive(self) -> bool:
         return self._engine.fatal_error is None
@@ -67,11 +71,16 @@ class Generation(BaseGenerateManager):
     Args:
         engine (`EngineClient`): runs the requests.
         work (`WorkPool`, *optional*): does the work on long answers.
+        logprobs_mode (`str`, *optional*, defaults to `"raw"`): see `LogprobOptions`.
     """
 
-    def __init__(self, engine: EngineClient, work: WorkPool | None = None):
-        self._engine, self._work = engine, work or WorkPool()
+    def __init__(self, engine: EngineClient, work: WorkPool | None = None, logprobs_mode: Mode = "raw"):
+        self._engine, self._work, self._logprobs_mode = engine, work or WorkPool(), logprobs_mode
         self._tokens: list[int] | None = None
+        self.result: SpeculativeGenerationOutput | None = None
+        """The result of `generate`."""
+        self.scored: ScoredQueue | None = None
+        """What `generate_streaming` returns, if log-probabilities are asked for."""
 
     def generate_streaming(
         self,
@@ -84,11 +93,16 @@ class Generation(BaseGenerateManager):
     ) -> tuple[RaisingQueue, AnswerStream]:
         request = self._request(inputs, gen_config, request_id)
         own = processor._own if isinstance(processor, LikeTokenizer) else processor
-        stream = AnswerStream(AnswerPieces(own, response_parser), request.cancel, self._work)
+        logprobs = None
+        if best_asked(gen_config) is not None:
+            logprobs = answer_logprobs(own, gen_config, has_parts=response_parser is not None)
+        stream = AnswerStream(AnswerPieces(own, response_parser), request.cancel, self._work, logprobs)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
         merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
-        parts = TrimmedQueue(merged, ends) if ends else merged
+        parts: Any = TrimmedQueue(merged, ends) if ends else merged
+        if logprobs is not None:
+            parts = self.scored = ScoredQueue(parts, logprobs)
         return RaisingQueue(parts, lambda: request.failure), stream
 
     async def generate(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> int:
@@ -108,7 +122,8 @@ class Generation(BaseGenerateManager):
         request.register_result_handler(request.request_id, note)
         request.add_request(inputs["input_ids"], request.request_id, streaming=False)
         await request.begun()  # raises if the request is refused, or has failed
-        self._tokens = list((await ended).generated_tokens)
+        self.result = await ended
+        self._tokens = list(self.result.generated_tokens)
         return len(inputs["input_ids"]) + len(self._tokens)
 
     async def generate_non_streaming(
@@ -130,7 +145,9 @@ class Generation(BaseGenerateManager):
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
             gen_config.max_new_tokens = max(min(wanted, model.longest_text - length), 1)
         check_length(length, gen_config, model.context, model.most_tokens)
-        request = OneRequest(self._engine, gen_config, request_id, inputs.get("model_inputs"))
+        best, inputs_beside = best_asked(gen_config), inputs.get("model_inputs")
+        logprobs = None if best is None else LogprobOptions(best, self._logprobs_mode)
+        request = OneRequest(self._engine, gen_config, request_id, inputs_beside, logprobs)
         asked = asked_for.get()
         if asked is not None:
             asked.append(request)
@@ -149,6 +166,7 @@ class OneRequest:
         gen_config (`GenerationConfig`): the request's options.
         request_id (`str`): the client's name for the request (`X-Request-ID`), which other clients may use as well.
         model_inputs (`dict[str, Any]`, *optional*): what the model reads beside the tokens, as arrays.
+        logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
     """
 
     def __init__(
@@ -157,8 +175,10 @@ class OneRequest:
         gen_config: GenerationConfig,
         request_id: str,
         model_inputs: dict[str, Any] | None = None,
+        logprobs: LogprobOptions | None = None,
     ):
         self._engine, self._config, self._model_inputs = engine, gen_config, model_inputs
+        self._logprobs = logprobs
         self.request_id = f"{request_id}-{uuid.uuid4().hex}"
         """The request's name in the engine, which is unique."""
         self._admission: asyncio.Future[None] | None = None
@@ -216,6 +236,7 @@ class OneRequest:
                 generation_config=self._config,
                 seed=getattr(self._config, "seed", None),
                 model_inputs=self._model_inputs,
+                logprobs=self._logprobs,
             )
         except BaseException:
             self._engine.unregister_result_handler(request_id)  # registered before the request

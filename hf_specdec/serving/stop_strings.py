@@ -54,7 +54,7 @@ def check_number_and_length(stop_strings: list[str]) -> None:
 
 def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
     """The text up to the first stop string in it; all of it without one."""
-    ends = [text.find(stop) for stop in _as_list(stop_strings)]
+    ends = [text.find(stop) for stop in as_list(stop_strings)]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
@@ -144,7 +144,7 @@ class TrimmedPieces:
     """
 
     def __init__(self, stop_strings: str | list[str] | None):
-        self._search, self._kind = StopStringSearch(_as_list(stop_strings)), str
+        self._search, self._kind = StopStringSearch(as_list(stop_strings)), str
 
     def take(self, piece: Any) -> list[Any]:
         """
@@ -192,5 +192,6 @@ class TrimmedQueue:
         return self._ready.pop(0)
 
 
-def _as_list(stop_strings: str | list[str] | None) -> list[str]:
+def as_list(stop_strings: str | list[str] | None) -> list[str]:
+    """Stop strings as a list, which is empty for None."""
     return [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())

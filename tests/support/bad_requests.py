@@ -52,6 +52,8 @@ WRONG: dict[str, list[Any]] = {
     "object of strings": [5, "a", [], {"a": 5}, {"a": None}, {"a": {}}],
     "input": [5, True, {}, [], 1.5, "\ud83c"],
     "list": [5, LONG, {}, True, 1.5],
+    "best tokens": [-1, 21, 2.5, "3", True, {}, [3], HUGE],
+    "included": [5, "a", {}, True, [5], ["a"], [None], ["web_search_call.results"]],
     "length": [0, -1, 2.5, "5", True, {}, 2**31, HUGE],
     "count": [-1, 2.5, "5", True, [], 2**31, HUGE],
     "n-gram size": [-1, 65, 10**9, 2.5, "3", True, HUGE],
@@ -122,6 +124,7 @@ _OF_CONVERSATIONS = {
     "tool_choice": "choice without tools",
     "tools": "list",
     "parallel_tool_calls": "boolean",
+    "top_logprobs": "best tokens",
     "metadata": "object of strings",
     "store": "boolean",
     "prompt_cache_options": "object",
@@ -132,8 +135,8 @@ FIELDS: dict[str, dict[str, str]] = {
     CHAT: _OF_ALL
     | _OF_CONVERSATIONS
     | _OF_TEXTS
-    | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list"},
-    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "text"},
+    | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"},
+    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "text", "logprobs": "best tokens"},
     RESPONSE: _OF_ALL
     | _OF_CONVERSATIONS
     | {
@@ -141,6 +144,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "instructions": "text",
         "max_output_tokens": "length",
         "text": "text options",
+        "include": "included",
         "image": "object",
         "access_programs": "object",
     },
@@ -152,8 +156,6 @@ _ANYTHING = [5, "a", {"a": 1}, [1], True]
 UNSUPPORTED: dict[str, dict[str, list[Any]]] = {
     CHAT: {
         "n": [2, 0, "1", True, 1.5],
-        "logprobs": [True, 1, "false", {}, [1]],
-        "top_logprobs": [3, "0", True, {"a": 1}, [0]],
         "presence_penalty": [0.5, -1, "0", False, INFINITY],
         "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "text", 5, [1]],
         "functions": [[{"name": "f"}], 5, "a", {"a": 1}, True],
@@ -165,17 +167,14 @@ UNSUPPORTED: dict[str, dict[str, list[Any]]] = {
         "n": [2, 0, "1", True, 1.5],
         "best_of": [2, 0, "1", True, 1.5],
         "echo": [True, 1, 0, "false", [1]],
-        "logprobs": [0, 5, True, "false", {"a": 1}],
         "presence_penalty": [0.5, -1, "0", False, NAN],
         "suffix": ["a", 5, True, [1], LONG],
     },
     RESPONSE: {
         "background": [True, 1, 0, "false", [1]],
         "context_management": [[{"type": "compaction"}], 5, "a", {"a": 1}, True],
-        "include": [["message.output_text.logprobs"], 5, "a", {"a": 1}, True],
         "reasoning": [{"effort": "low"}, {"summary": "auto"}, 5, "a", [1]],
         "truncation": ["auto", 5, True, {"a": 1}, [1]],
-        "top_logprobs": [3, "0", True, {"a": 1}, [0]],
         **dict.fromkeys(("conversation", "max_tool_calls", "previous_response_id", "prompt", "moderation"), _ANYTHING),
     },
 }
@@ -347,6 +346,8 @@ def bad_requests() -> Iterator[BadRequest]:
         right_tool = TOOL if route == CHAT else FLAT
         for choice in ("required", "any", 5, {"type": "function", "name": "f"}, {}, [], True):
             yield _with(route, {"tools": [right_tool], "tool_choice": choice}, "tool_choice")
+    yield _with(CHAT, {"top_logprobs": 2}, "top_logprobs")
+    yield _with(CHAT, {"logprobs": False, "top_logprobs": 1}, "top_logprobs")
     yield from (_with(RESPONSE, {"input": [USER, item]}, field) for item, field in ITEMS)
     yield from (_with(RESPONSE, {"input": [item]}, "input") for item in ({"type": "reasoning"}, 5, "a", {}, []))
     for field, content in _given_twice():

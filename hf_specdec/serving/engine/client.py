@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState, SpeculativeGenerationOutput
+from ...verification.log_probabilities import LogprobOptions
 from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State
 from .stalls import Stalls
 
@@ -32,12 +33,15 @@ class _OpenRequest:
     Args:
         loop (`AbstractEventLoop`): the event loop that made the request, in which its handlers are called.
         admission (`asyncio.Future`): done when the engine has admitted the request.
-        tokens (`list[int]`): tokens received so far.
+        tokens (`list[int]`), logprobs (`list[float]`), top_logprobs (`list[list]`): tokens received so far, and their
+            log-probabilities.
     """
 
     loop: asyncio.AbstractEventLoop
     admission: asyncio.Future[None]
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class EngineClient:
@@ -131,6 +135,7 @@ class EngineClient:
         streaming: bool = False,
         seed: int | None = None,
         model_inputs: dict[str, Any] | None = None,
+        logprobs: LogprobOptions | None = None,
     ) -> asyncio.Future[None]:
         """
         Sends a request to the engine; see `SpeculativeBatchingManager.add_request`.
@@ -149,7 +154,8 @@ class EngineClient:
             if not self._open:
                 self._stalls.note_work()
             self._open[request_id] = request
-        self._outbox.put(AddRequest(request_id, list(input_ids), generation_config, seed, streaming, model_inputs))
+        about = generation_config, seed, streaming, model_inputs, logprobs
+        self._outbox.put(AddRequest(request_id, list(input_ids), *about))
         return request.admission
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
@@ -264,6 +270,8 @@ class EngineClient:
             if request is None:
                 continue
             request.tokens += part.tokens
+            request.logprobs += part.logprobs
+            request.top_logprobs += part.top_logprobs
             handler = self._handlers.get(part.request_id)
             if part.status >= RequestStatus.FINISHED:
                 del self._open[part.request_id]
@@ -273,15 +281,17 @@ class EngineClient:
                     request.admission.set_result(None)
             if handler is not None:
                 # Scheduled separately, so that a failing handler does not keep the others from running.
-                request.loop.call_soon(handler, _output_of(part, request.tokens))
+                request.loop.call_soon(handler, _output_of(part, request))
 
 
-def _output_of(part: Progress, tokens: list[int]) -> SpeculativeGenerationOutput:
+def _output_of(part: Progress, request: _OpenRequest) -> SpeculativeGenerationOutput:
     return SpeculativeGenerationOutput(
         part.request_id,
-        generated_tokens=tokens,
+        generated_tokens=request.tokens,
+        logprobs=request.logprobs,
         error=part.error,
         status=part.status,
         finish_reason=part.finish_reason,
         fails_by_its_options=part.fails_by_its_options,
+        top_logprobs=request.top_logprobs,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState
 from ...engine.request import FinishReason
+from ...verification.log_probabilities import LogprobOptions
 
 
 # ------------------------------------------------------------------------------------------------------- to the engine
@@ -28,6 +30,7 @@ class AddRequest:
         seed (`int`, *optional*): see `SpeculativeBatchingManager.add_request`.
         streaming (`bool`): whether tokens are sent at every step, and not only at the end.
         model_inputs (`dict[str, Any]`, *optional*): what the model reads beside the tokens, as arrays.
+        logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
     """
 
     request_id: str
@@ -36,6 +39,7 @@ class AddRequest:
     seed: int | None
     streaming: bool
     model_inputs: dict[str, Any] | None = None
+    logprobs: LogprobOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class Progress(NamedTuple):
         tokens (`list[int]`): tokens that have not been sent before.
         status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*), fails_by_its_options
             (`bool`): as in a `SpeculativeGenerationOutput`.
+        logprobs (`Sequence[float]`), top_logprobs (`Sequence[list]`): those of the tokens, if they are asked for.
     """
 
     request_id: str
@@ -144,6 +149,8 @@ class Progress(NamedTuple):
     error: str | None
     finish_reason: FinishReason | None = None
     fails_by_its_options: bool = False
+    logprobs: Sequence[float] = ()
+    top_logprobs: Sequence[list[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True)

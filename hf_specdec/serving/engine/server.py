@@ -84,6 +84,8 @@ class EngineServer:
                 seed=asked.seed,
                 model_inputs=asked.model_inputs,
                 adapter=getattr(asked.generation_config, "adapter", ...),
+                top_logprobs=None if asked.logprobs is None else asked.logprobs.best,
+                logprobs_mode=None if asked.logprobs is None else asked.logprobs.mode,
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
             )
@@ -99,9 +101,11 @@ class EngineServer:
             tokens, name = output.generated_tokens, output.request_id
             if name not in self._told:
                 continue  # not a request of the client
-            new = tokens[self._told[name] :]
+            new = slice(self._told[name], None)
+            of_new = output.logprobs[new], output.top_logprobs[new]
             by_options = output.fails_by_its_options or output.error == NOTHING_TO_CHOOSE
-            told.append(Progress(name, new, output.status, output.error, output.finish_reason, by_options))
+            ending = output.status, output.error, output.finish_reason, by_options
+            told.append(Progress(name, tokens[new], *ending, *of_new))
             if output.is_finished():
                 del self._told[name]
             else:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
+from ...verification.log_probabilities import MOST_BEST
 from ..characters import cut, escaped, shortened
 from .kinds import (
     LARGEST,
@@ -104,6 +105,15 @@ LogitBias = Annotated[
 ]
 FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=LARGEST)]
 """Above -1: the `repetition_penalty` is this value plus 1."""
+BestTokens = Annotated[int, Field(strict=True, ge=0, le=MOST_BEST)]
+BestTokensOfCompletion = Annotated[
+    BestTokens | None,
+    BeforeValidator(lambda value: None if value is False else value),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST_BEST}, {"enum": [False, None]}]}),
+]
+"""As in OpenAI's API, and `false`, which clients send for none."""
+LOGPROBS = "message.output_text.logprobs"
+"""What a response includes, if asked to."""
 Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
@@ -138,6 +148,11 @@ class Shared(Closed):
     stream_options: StreamOptions | None = None
     user: Text | None = None
 
+    @property
+    def best_tokens(self) -> int | None:
+        """Number of best tokens in the place of each whose log-probabilities are asked for; None for no such."""
+        return None
+
     @model_validator(mode="after")
     def _has_one_seed(self) -> Shared:
         inner = None if self.generation_config is None else self.generation_config.seed
@@ -160,8 +175,8 @@ class _Conversation(Shared):
     prompt_cache_key: Text | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Text | None = None
+    top_logprobs: BestTokens | None = None
     # Not supported.
-    top_logprobs: Annotated[Any, Only("0")] = None
     moderation: Annotated[Any, Only()] = None
 
     @model_validator(mode="after")
@@ -180,11 +195,11 @@ class ChatBody(_Conversation):
     stop: StopStrings | None = None
     frequency_penalty: FrequencyPenalty | None = None
     logit_bias: LogitBias = None
+    logprobs: Boolean | None = None
     # Without effect.
     verbosity: Literal["low", "medium", "high"] | None = None
     # Not supported.
     n: Annotated[Any, Only("1")] = None
-    logprobs: Annotated[Any, Only("false")] = None
     presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     response_format: Annotated[Any, Only('{"type": "text"}')] = None
     functions: Annotated[Any, Only("[]")] = None
@@ -196,6 +211,16 @@ class ChatBody(_Conversation):
         Any, Only(remedy="Leave it out, or give what the model's chat template knows in `chat_template_kwargs`.")
     ] = None
     web_search_options: Annotated[Any, Only()] = None
+
+    @property
+    def best_tokens(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _asks_for_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise told(f"`top_logprobs={self.top_logprobs}` needs `logprobs=true`. Give it, or leave this out.")
+        return self
 
     @model_validator(mode="after")
     def _has_one_length(self) -> ChatBody:
@@ -215,13 +240,17 @@ class CompletionBody(Shared):
     stop: StopStrings | None = None
     frequency_penalty: FrequencyPenalty | None = None
     logit_bias: LogitBias = None
+    logprobs: BestTokensOfCompletion = None
     # Not supported.
     n: Annotated[Any, Only("1")] = None
     best_of: Annotated[Any, Only("1")] = None
     echo: Annotated[Any, Only("false")] = None
-    logprobs: Annotated[Any, Only("false")] = None
     presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
+
+    @property
+    def best_tokens(self) -> int | None:
+        return self.logprobs
 
 
 class ResponseBody(_Conversation):
@@ -232,6 +261,7 @@ class ResponseBody(_Conversation):
     tools: ListOf[ResponseTool] | None = None
     max_output_tokens: Length | None = None
     text: TextOptions | None = None
+    include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     # Without effect.
     image: dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
@@ -239,12 +269,16 @@ class ResponseBody(_Conversation):
     background: Annotated[Any, Only("false")] = None
     context_management: Annotated[Any, Only("[]")] = None
     conversation: Annotated[Any, Only()] = None
-    include: Annotated[Any, Only("[]", '["reasoning.encrypted_content"]')] = None
     max_tool_calls: Annotated[Any, Only()] = None
     previous_response_id: Annotated[Any, Only()] = None
     prompt: Annotated[Any, Only(remedy="Give its text in `input`.")] = None
     reasoning: Annotated[Any, Only("{}")] = None
     truncation: Annotated[Any, Only('"disabled"')] = None
+
+    @property
+    def best_tokens(self) -> int | None:
+        is_included = LOGPROBS in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if is_included else None
 
 
 class LoadModelBody(Closed):
