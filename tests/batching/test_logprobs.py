@@ -93,7 +93,7 @@ def outputs_of(kinds: dict[str, Any], draft: Any, tree: Any, **limit: Any) -> li
         for place, prompt in enumerate(PROMPTS):
             best, mode = ASKED[(place + number) % len(ASKED)]
             name = manager.add_request(
-                prompt, max_new_tokens=14, eos_token_id=-1, top_logprobs=best, logprobs_mode=mode, **options
+                prompt, max_new_tokens=10, eos_token_id=-1, top_logprobs=best, logprobs_mode=mode, **options
             )
             added.append((name, best, mode, options))
     with manager:
@@ -111,21 +111,35 @@ def test_steps_on_the_host(tree: Any) -> None:
         check(output, *asked)
 
 
-def test_after_preemptions() -> None:
-    for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), IRREGULAR, num_blocks=18):
+@pytest.mark.parametrize("by", ["host", "device"])
+def test_after_preemptions(by: str, request: pytest.FixtureRequest) -> None:
+    if by == "device":
+        request.getfixturevalue("whole_steps")
+    for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), IRREGULAR, num_blocks=14):
         check(output, *asked)
 
 
-def test_those_of_the_next_place_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sees a version that takes a token's log-probability at its own node, and not at the one before it."""
-    of_walk = StepLogprobs.give
+def next_node(walk: Walk) -> Walk:
+    return replace(walk, paths=[path and [*path[1:], path[-1]] for path in walk.paths])
 
-    def wrong(self: StepLogprobs, walk: Walk) -> None:
-        of_walk(self, replace(walk, paths=[path and [*path, path[-1]][1:] for path in walk.paths]))
 
-    monkeypatch.setattr(StepLogprobs, "give", wrong)
-    with pytest.raises(AssertionError, match="approx|assert"):
-        test_steps_on_the_host(IRREGULAR)
+@pytest.mark.parametrize("by", ["host", "device"])
+def test_a_wrong_version_is_seen(by: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """One that takes a token's log-probability at another node of the path than the one before it."""
+    give, note = StepLogprobs.give, CapturedLogprobs.note
+
+    def later(self: CapturedLogprobs, logits: torch.Tensor, path: torch.Tensor, new: torch.Tensor) -> None:
+        note(self, logits, path.roll(-1, dims=1), new)
+
+    if by == "device":
+        request.getfixturevalue("whole_steps")
+        monkeypatch.setattr(CapturedLogprobs, "note", later)
+    else:
+        monkeypatch.setattr(StepLogprobs, "give", lambda self, walk: give(self, next_node(walk)))
+    found = outputs_of({"greedy": {}}, noisy_copy(target(), 0.05), IRREGULAR)
+    with pytest.raises(AssertionError, match="approx"):
+        for output, *asked in found:
+            check(output, *asked)
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 1}], ids=["raw", "processed"])
