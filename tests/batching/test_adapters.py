@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import vision
 from support.adapters import ADAPTERS, adapted, alone, lora_config
 from support.batches import assert_nothing_left, limits, manager_of, ragged_prompts
 from support.graphs import install_stand_in
@@ -113,6 +114,21 @@ def test_layers(family: str, targets: list[str]) -> None:
     texts, base = expected(model, choices, 10), expected(model, (None, None, None), 10)
     assert texts[0] != base[0] and texts[2] != base[2], "the adapters change nothing"
     assert texts_of(model, list(choices), PROMPTS[:3], max_new_tokens=10) == texts
+
+
+def test_prompts_with_images() -> None:
+    """Read whole, also by layers with adapters in the image encoder, beside requests with others."""
+    plain = vision.VISION_MODELS["gemma3"][0]()
+    model = adapted(plain, a={"target_modules": ["q_proj", "fc1"]}, b={"target_modules": ["v_proj", "fc2"]})
+    prompts: list[Any] = [*vision.ragged_image_prompts("gemma3")[:2], [5, 6, 7]]
+    texts = []
+    for name, prompt in zip("abb", prompts, strict=True):
+        model.set_adapter(name)
+        inputs = prompt if isinstance(prompt, dict) else {"input_ids": torch.tensor([prompt])}
+        text = model.generate(**inputs, do_sample=False, max_new_tokens=12)
+        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
+        assert texts[-1] != plain.generate(**inputs, do_sample=False, max_new_tokens=12)[0, -12:].tolist()
+    assert texts_of(model, ["a", "b", "b"], prompts, max_new_tokens=12) == texts
 
 
 # ------------------------------------------------------------------------------------------------------------ captured
