@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -30,7 +31,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.adapters import RequestAdapters, stacks
+from hf_specdec.adapters import RequestAdapters
+from hf_specdec.adapters.stacks import Stack
 from hf_specdec.benchmarking.comparison import synchronize
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.smollm2 import smollm2_folder
@@ -62,14 +64,12 @@ def by_peft(names: list[str]) -> Iterator[None]:
         seen[:] = [names[number] for number in self._seated]
         return own(self, choices, tokens)
 
-    def forward(self: Any, x: torch.Tensor, *args: Any, **others: Any) -> torch.Tensor:
-        stack = vars(self)[stacks.PLACE]
-        if not stack.is_read():
-            return stack.plain(x, *args, **others)
-        return self._mixed_batch_forward(x, *args, adapter_names=seen, **others)
+    def install(self: Stack) -> None:
+        install_ours(self)
+        vars(self.layer)["forward"] = partial(self.layer._mixed_batch_forward, adapter_names=seen)
 
-    own = RequestAdapters._reading
-    with mock.patch.object(RequestAdapters, "_reading", reading), mock.patch.object(stacks, "_forward", forward):
+    own, install_ours = RequestAdapters._reading, Stack.install
+    with mock.patch.object(RequestAdapters, "_reading", reading), mock.patch.object(Stack, "install", install):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,6 +13,10 @@ from torch import nn
 
 from .loaded import Choice, LoadedAdapters
 from .stacks import Columns, PresentForward, Stack
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
+"""Locks held while a model's layers read stacks."""
 
 
 class RequestAdapters:
@@ -27,6 +32,7 @@ class RequestAdapters:
 
     def __init__(self, model: nn.Module, device: torch.device, most_rows: int, is_captured: bool):
         self._model, self._is_captured = model, is_captured
+        self._lock = _locks.setdefault(model, threading.Lock())
         self.index: dict[Choice, int] = {}
         """Number of each choice in the present run; empty if rows have the active adapters."""
         self.is_wanted = False
@@ -53,13 +59,14 @@ class RequestAdapters:
             TypeError: for a choice that is neither a name nor None.
             ValueError: for an adapter that is not loaded, or cannot be chosen.
         """
-        if choice is ...:
-            return
-        if choice is not None and not isinstance(choice, str):
+        if choice is not ... and choice is not None and not isinstance(choice, str):
             raise TypeError(
                 f"`adapter` must be the name of an adapter, or None, but is {type(choice).__name__}: {choice!r}."
             )
         if choice in self.index and self._versions.get(choice) == self._versions_of(choice):
+            return
+        if choice is ...:
+            self.is_stale = bool(self.index)
             return
         error = LoadedAdapters.of(self._model).error_of(choice)
         if error is not None:
@@ -73,33 +80,26 @@ class RequestAdapters:
     def _versions_of(self, choice: Choice) -> list[Any]:
         """What changes with the weights of an adapter, or its place in the model. Cheap: for every request."""
         found: list[Any] = []
-        for stack in self._stacks:
-            layer = stack.layer
-            found.append((layer.scaling.get(choice), *layer.merged_adapters))
-            for place in (layer.lora_A, layer.lora_B):
-                one = place._modules.get(choice) if isinstance(choice, str) else None
-                weight = None if one is None else one._parameters["weight"]
-                found.append(None if weight is None else (weight.data_ptr(), weight._version))
+        for layer in (stack.layer for stack in self._stacks):
+            found.append(tuple(layer.merged_adapters))
+            names: list[Any] = [choice]
+            if choice is ...:
+                names = [] if layer.disable_adapters else list(layer.active_adapters)
+            for name in names:
+                found.append((name, layer.scaling.get(name)))
+                for place in (layer.lora_A, layer.lora_B):
+                    one = place._modules.get(name)
+                    found.append(None if one is None else _version_of(one._parameters["weight"]))
         return found
 
     # --------------------------------------------------------------------------------------------------------- a run
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """A context in which steps run and nobody changes the model; `of_rows` is for forwards inside it."""
+    def renew(self) -> None:
+        """
+        Begins a run of steps, in which nobody changes the model: takes the present weights of all adapters, into the
+        same memory if their names and ranks are the same.
+        """
         self.is_stale = False
-        self._load()
-        self._present.thread = threading.get_ident()
-        try:
-            for stack in self._stacks:
-                stack.install()
-            yield
-        finally:
-            for stack in self._stacks:
-                stack.remove()
-
-    def _load(self) -> None:
-        """Takes the present weights of all adapters, into the same memory if their names and ranks are the same."""
         self._loaded = LoadedAdapters.of(self._model) if self.is_wanted else LoadedAdapters()
         is_on = self.is_wanted and self._loaded.obstacle is None
         names = self._loaded.served if is_on else []
@@ -121,6 +121,11 @@ class RequestAdapters:
         if key not in self._columns:
             self._columns[key] = Columns(dict(ranks), active, device)
         return self._columns[key]
+
+    @property
+    def key(self) -> Any:
+        """What graphs over the rows of requests depend on."""
+        return tuple(self.index), tuple(stack.key for stack in self._stacks)
 
     # ------------------------------------------------------------------------------------------------------ forwards
 
@@ -150,15 +155,26 @@ class RequestAdapters:
 
     @contextmanager
     def _reading(self, choices: torch.Tensor | int, tokens: int) -> Iterator[None]:
-        """A context in which layers read the stacks, for rows with these choices, or one for all."""
-        present = self._present
-        present.is_on, present.tokens = True, tokens
-        try:
-            for columns in self._columns.values():
-                columns.begin(choices)
-            yield
-        finally:
-            present.is_on = False
+        """
+        A context in which layers read the stacks, for rows with these choices, or one for all. Other managers of the
+        same model wait.
+        """
+        with self._lock:
+            self._present.thread, self._present.tokens = threading.get_ident(), tokens
+            try:
+                for columns in self._columns.values():
+                    columns.begin(choices)
+                for stack in self._stacks:
+                    stack.install()
+                yield
+            finally:
+                for stack in self._stacks:
+                    stack.remove()
+
+
+def _version_of(weight: torch.Tensor) -> Any:
+    """What changes as a weight is replaced or written to. (torch counts no writes in inference mode.)"""
+    return weight.data_ptr(), None if weight.is_inference() else weight._version
 
 
 def _shape_of(layer: Any, names: list[str]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from .loaded import Choice
 
 
 PLACE = "stacked_adapters"
-"""Attribute of a layer that holds its stack while requests run."""
+"""Attribute of a layer that holds its stack during a forward over the rows of requests."""
 
 
 class Columns:
@@ -74,10 +74,10 @@ def _span(columns: list[int]) -> tuple[int, int] | None:
 
 
 class PresentForward:
-    """Whether a forward over the rows of requests runs at present, and its number of tokens per row."""
+    """The thread of the present forward over the rows of requests, and its number of tokens per row."""
 
     def __init__(self) -> None:
-        self.is_on, self.thread, self.tokens = False, 0, 0
+        self.thread, self.tokens = 0, 0
 
 
 class Stack:
@@ -87,12 +87,13 @@ class Stack:
     Args:
         layer (`peft.tuners.lora.Linear`): the layer.
         columns (`Columns`): the columns of its adapters.
-        present (`PresentForward`): says when the stack is read.
+        present (`PresentForward`): the forward that reads the stack.
     """
 
     def __init__(self, layer: Any, columns: Columns, present: PresentForward):
         self.layer, self.columns, self._present = layer, columns, present
         self._own: Any = None
+        self._forward = _forward.__get__(layer)
         weights = [weight for name in columns.places for weight in self._weights(name)]
         dtype, device = weights[0].dtype, weights[0].device
         for weight in weights:
@@ -121,23 +122,24 @@ class Stack:
             self.up[:, place].copy_(up).mul_(self.layer.scaling[name])
 
     def install(self) -> None:
-        """Lets the layer read the stack in forwards over the rows of requests."""
+        """Lets the layer read the stack."""
         own = vars(self.layer)
         self._own = own.get("forward")
-        own[PLACE], own["forward"] = self, _forward.__get__(self.layer)
+        own[PLACE], own["forward"] = self, self._forward
 
     def remove(self) -> None:
         """Leaves the layer as it was."""
         own = vars(self.layer)
-        own.pop(PLACE, None)
-        own.pop("forward", None)
-        if self._own is not None:
+        if own.pop(PLACE, None) is None:
+            return  # was not installed yet
+        if self._own is None:
+            own.pop("forward", None)
+        else:
             own["forward"] = self._own
 
     def is_read(self) -> bool:
-        """Whether the present forward is one over the rows of requests, in the thread that runs these."""
-        present = self._present
-        return present.is_on and (torch.compiler.is_compiling() or threading.get_ident() == present.thread)
+        """Whether the calling thread is that of the present forward: others may run the model meanwhile."""
+        return torch.compiler.is_compiling() or threading.get_ident() == self._present.thread
 
     def plain(self, *args: Any, **options: Any) -> torch.Tensor:
         """The layer's own forward."""
@@ -174,8 +176,10 @@ class Stack:
 
 
 def _forward(self: Any, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-    """Takes the place of a layer's `forward` while requests run."""
-    stack = vars(self)[PLACE]
+    """Takes the place of a layer's `forward` during a forward over the rows of requests."""
+    stack = vars(self).get(PLACE)
+    if stack is None:  # the forward has just ended, in another thread
+        return type(self).forward(self, x, *args, **options)
     if not stack.is_read():
         return stack.plain(x, *args, **options)
     return stack.added(self.base_layer(x, *args, **options), x)

@@ -115,12 +115,12 @@ class Engine:
         self.check_models()
         with ExitStack() as stack:
             self.drafting.refresh()
-            stack.enter_context(self.target.adapters.running())
+            self.target.adapters.renew()
             stack.enter_context(over_trees(self.model, *self.drafting.models))
             stack.enter_context(self.drafting.watching(self.target))
             for cache in (self.target.cache, self.drafting.cache):
                 if cache is not None and cache.graphs is not None:
-                    cache.graphs.renew()
+                    cache.graphs.renew(self.target.adapters.key if cache is self.target.cache else None)
             if self.device_steps.renew():
                 self.choices.autos.forget_captures()
             self.last_end = None

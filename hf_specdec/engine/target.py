@@ -110,10 +110,11 @@ class InFlightTarget(TreeTarget):
         inputs, length = requests[0].inputs, max(len(request.prompt) for request in requests)
         assert inputs is not None
         padding = [length - len(request.prompt) for request in requests]
-        config, model_kwargs = inputs.prepare(inputs.values)
+        tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
+        with self.adapters.of_seated(len(tokens), tokens.shape[1], False):  # it may encode images
+            config, model_kwargs = inputs.prepare(inputs.values)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
-        tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
         with self.running(), self.adapters.of_seated(len(tokens), tokens.shape[1], False):
             outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
         if cache.lengths[0] != length:

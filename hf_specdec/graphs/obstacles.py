@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from ..adapters.stacks import PLACE
 from ..attention import implementation_of, obstacle_to_branches, partial_kinds_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
@@ -70,7 +69,6 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
     places = tuple(tensor.data_ptr() for tensor in (*parameters_of(modules), *buffers_of(modules)))
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
-        + str(vars(module).get(PLACE) and vars(module)[PLACE].key)
         for module in modules
         if hasattr(type(module), "disable_adapters")  # asking the module instead of its class is slow
         if isinstance(module.disable_adapters, bool)  # a model has a method of that name

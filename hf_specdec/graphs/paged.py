@@ -75,10 +75,13 @@ class PagedGraphs:
             return None
         return cls(model, pool)
 
-    def renew(self) -> None:
-        """Drops graphs if weights have moved since their capture, and checks again whether graphs are possible."""
+    def renew(self, key: Any = None) -> None:
+        """
+        Drops graphs if weights have moved since their capture, or what else they depend on (`key`) has changed, and
+        checks again whether graphs are possible.
+        """
         self.works = not self._failed and obstacle_to_graphs(self.model, "auto") is None
-        fingerprint = fingerprint_of(self.model)
+        fingerprint = fingerprint_of(self.model), key
         if fingerprint != self._fingerprint:
             self._graphs.clear()
             self._seen.clear()

@@ -285,6 +285,9 @@ def test_adapters_that_come_and_change(pauses: bool, shared: Any) -> None:
             model.load_adapter(adapter_state_dict=late, adapter_name="late", peft_config=changed.peft_config["late"])
             model.to(model.dtype)
         assert [text_of(manager, prompt, adapter=name) for name in ("a", "late", None)] == texts
+        with manager.pause() if pauses else torch.no_grad():
+            model.set_adapter("late")
+        assert text_of(manager, prompt) == texts[1]
     assert_nothing_left(manager)
 
 
@@ -309,6 +312,22 @@ def test_adapters_that_go(shared: Any) -> None:
             manager.add_request([5], adapter="b")
     assert outputs[names[1]].generated_tokens == alone(model, "c", [5, 6, 7], max_new_tokens=200)
     assert_nothing_left(manager)
+
+
+def test_two_managers_and_a_user(shared: Any) -> None:
+    """Of one model at a time, each in its thread, while its user calls `generate`."""
+    options = {"max_new_tokens": 60, "do_sample": False}
+    with manager_of(shared, NgramDraft(min_ngram=1)) as one, manager_of(shared, NgramDraft(min_ngram=1)) as other:
+        names = [
+            (manager, choice, prompt, manager.add_request(prompt, adapter=choice, **options))
+            for prompt in PROMPTS
+            for manager, choice in ((one, "b"), (other, "c"), (one, None))
+        ]
+        inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "attention_mask": torch.ones(1, len(PROMPTS[0]))}
+        active = {tuple(shared.generate(**inputs, **options)[0].tolist()) for _ in range(4)}
+        found = [manager.get_result(name, timeout=60).generated_tokens for manager, _, _, name in names]
+    assert active == {(*PROMPTS[0], *alone(shared, "a", PROMPTS[0], max_new_tokens=60))}
+    assert found == [alone(shared, choice, prompt, max_new_tokens=60) for _, choice, prompt, _ in names]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -135,7 +135,7 @@ class DeviceSteps:
                 stacklevel=2,
             )
             self.compiles = False
-        fingerprint = [fingerprint_of(model) for model in models]
+        fingerprint = [self._target.adapters.key, *(fingerprint_of(model) for model in models)]
         if fingerprint != self._fingerprint:
             self._steps.clear()
             self._read.clear()
