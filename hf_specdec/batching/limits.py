@@ -24,12 +24,12 @@ _KEPT = frozenset(
         "max_requests_per_batch",
         "max_queue_size",
         "return_logprobs",
+        "allow_block_sharing",
     }
 )
 _ABOUT_SPEED = frozenset(
     {
         "max_blocks_per_request",
-        "allow_block_sharing",
         "use_async_batching",
         "use_cuda_graph",
         "q_padding_interval_size",
@@ -64,6 +64,7 @@ class Limits:
         chunk_size (`int`): most prompt tokens per step.
         max_queue_size (`int`): most waiting requests; 0 for any number.
         return_logprobs (`bool`): whether results have the log-probabilities of their tokens, by default.
+        shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks (`PrefixCache`).
 
     Raises:
         ValueError: for a limit that lets nothing run.
@@ -76,6 +77,7 @@ class Limits:
     chunk_size: int = 2048
     max_queue_size: int = 0
     return_logprobs: bool = False
+    shares_prefixes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_requests", "chunk_size", "max_queue_size"):
@@ -84,6 +86,8 @@ class Limits:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{_named(name)} must be an integer of {least} or more, but is {value!r}.")
+        if not isinstance(self.shares_prefixes, bool):
+            raise ValueError(f"{_named('shares_prefixes')} must be True or False, but is {self.shares_prefixes!r}.")
         share = self.memory_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"{_named('memory_share')} must be above 0 and at most 1, but is {share!r}.")
@@ -111,6 +115,7 @@ class Limits:
             chunk_size=_or_default(config.max_batch_tokens, defaults.chunk_size),
             max_queue_size=config.max_queue_size,
             return_logprobs=bool(config.return_logprobs),
+            shares_prefixes=config.allow_block_sharing,
         )
 
     def blocks(self, models: list[PreTrainedModel], num_nodes: int) -> int:
@@ -144,6 +149,7 @@ _NAMES = {
     "memory_share": "max_memory_percent",
     "max_requests": "max_requests_per_batch",
     "chunk_size": "max_batch_tokens",
+    "shares_prefixes": "allow_block_sharing",
 }
 """Names of limits in a `ContinuousBatchingConfig`, where they differ."""
 

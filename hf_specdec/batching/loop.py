@@ -273,6 +273,7 @@ class RequestLoop:
                 self.prepare = prepare
         except Exception as error:  # any error: requests are served without it
             for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:  # dummies alone
+                self.engine.books.mark_nan([request])
                 self.engine.end(request)
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2

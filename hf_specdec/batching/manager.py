@@ -88,6 +88,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             max_step_nodes=config.max_step_nodes,
             cuda_graphs=config.cuda_graphs,
             compiles=config.compile,
+            shares_prefixes=self._limits.shares_prefixes,
         )
         engine = self.engine
         self._admission.present_run = lambda: engine.present_run
@@ -158,6 +159,13 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         self._loop.results.clear()
         self.engine.forget_temperatures()
         self.was_kept = True
+
+    def reset_prefix_cache(self) -> None:
+        """
+        Forgets the K/V that texts share with later ones. New weights are noticed when the manager starts or a pause
+        ends, unless they were written by `weight.data` and only few values are others.
+        """
+        self.engine.prefixes.forget()
 
     # -------------------------------------------------------------------------------------------------------- requests
 

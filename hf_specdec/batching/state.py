@@ -23,6 +23,7 @@ class ManagerState:
         num_free_blocks (`int`), num_blocks (`int`): K/V blocks that are free, and in all.
         num_preemptions (`int`): how often a request has lost its K/V to an older one.
         num_prompt_tokens (`int`), num_generation_tokens (`int`): prompt tokens read and tokens generated so far.
+        num_prefix_queries (`int`), num_prefix_hits (`int`): tokens looked up in the prefix cache, and found there.
         speculation (`SpeculationMetrics`): speculation counts of all requests so far.
     """
 
@@ -34,6 +35,8 @@ class ManagerState:
     num_preemptions: int
     num_prompt_tokens: int
     num_generation_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
     speculation: SpeculationMetrics = field(repr=False)
 
     @classmethod
@@ -41,7 +44,7 @@ class ManagerState:
         """The state of an engine with `num_open` requests; while it prepares, its dummy requests do not count."""
         if is_preparing:
             blocks, speculates = engine.pool.num_blocks, engine.policy.speculates(0, num_open)
-            return cls(0, num_open, speculates, blocks, blocks, 0, 0, 0, SpeculationMetrics())
+            return cls(0, num_open, speculates, blocks, blocks, 0, 0, 0, 0, 0, SpeculationMetrics())
         num_running = len(engine.scheduler.active)
         num_waiting = max(num_open - num_running, 0)
         return cls(
@@ -53,5 +56,7 @@ class ManagerState:
             num_preemptions=engine.scheduler.num_preemptions,
             num_prompt_tokens=engine.num_tokens_read,
             num_generation_tokens=engine.num_tokens_generated,
+            num_prefix_queries=engine.prefixes.num_queried,
+            num_prefix_hits=engine.prefixes.num_hit,
             speculation=engine.metrics.copy(),
         )

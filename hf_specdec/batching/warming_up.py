@@ -59,7 +59,7 @@ def warm_up(
     if not engine.device_steps.works:
         return
     try:
-        with engine.device_steps.capturing_every_size():
+        with engine.device_steps.capturing_every_size(), engine.prefixes.resting():
             for case in chain(_steps(engine, new_requests), _prompts(engine)):
                 if not goes_on():
                     break

@@ -3,7 +3,7 @@ K/V caches that hold the nodes of a tree after the committed tokens.
 
 - `tree_cache`: the cache of a call, and its exchange with transformers' own caches.
 - `layers`: the K/V of one attention layer; `kinds_of_layers`: which kind each layer of a model is.
-- `paged_cache`, `blocks`: the K/V of requests in flight, in blocks; `paged_layers`: those of one layer;
+- `paged_cache`, `blocks`: the K/V of requests in flight, in shared blocks; `paged_layers`: those of one layer;
   `paged_states`: which request has which states; `clean_blocks`: where NaN may be; `device_paged_cache`: where only
   the device knows the lengths.
 - `held_states`: recurrent and convolutional states of the rows; `state_layers`: those of one layer; `kernel_states`:

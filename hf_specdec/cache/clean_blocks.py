@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from .blocks import WASTE_BLOCK, BlockPool, BlockTable
@@ -34,9 +35,12 @@ class KeepsBlocksClean:
                     layer.zero(sorted(unclean))
         self._cleaned |= {table: table.num_changes for table in changed}
 
-    def mark_nan(self, table: BlockTable) -> None:
-        """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""
-        self.clean_blocks.difference_update(table.blocks, [WASTE_BLOCK])
+    def mark_nan(self, table: BlockTable, but: Iterable[int] = ()) -> None:
+        """
+        Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero. Others read the
+        blocks `but`, which hold none.
+        """
+        self.clean_blocks -= {WASTE_BLOCK, *table.blocks}.difference(but)
         self._cleaned.pop(table, None)
 
     def wipe_after(self, table: BlockTable, length: int) -> None:

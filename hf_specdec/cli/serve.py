@@ -112,6 +112,13 @@ def serve(
     max_requests: Annotated[int | None, typer.Option(min=1, help="Most requests that run at once.")] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")] = None,
+    shares_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Let texts that begin alike share K/V, also with those that have ended.",
+        ),
+    ] = True,
     max_queue_size: Annotated[int, typer.Option(min=0, help="Most requests that wait; 0: any number.")] = 0,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a request's body; longer ones are answered with 413.")
@@ -181,6 +188,7 @@ def serve(
         max_queue_size=max_queue_size,
         with_images=not isinstance(images, str),
         adapters=adapters,
+        shares_prefixes=shares_prefixes,
     )
     try:
         with unwound_by_sigterm(), running_engine(options) as engine:

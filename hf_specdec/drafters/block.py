@@ -45,6 +45,10 @@ class BlockDrafter(FeatureDrafter):
     def num_slots(self, tree: TokenTree | DynamicTree) -> int:
         return max(tree.num_nodes, self.head.config.num_rows)
 
+    @property
+    def tokens_ahead(self) -> int:
+        return int(self.head.config.is_peagle)  # whose rows pair features with the tokens after them
+
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         super().begin(cache, visible, shift, first)
         self.forward.has_causal_windows = self.head.config.window_is_causal

@@ -98,12 +98,27 @@ class Drafting(ABC):
     def mark_nan(self, request: Request) -> None:
         """Takes note that K/V and features of a request may have NaN, so that nobody else reads them."""
         if self.cache is not None:
-            self.cache.mark_nan(request.table)
+            self.cache.mark_nan(request.table, but=self.cache.pool.drafted)
         if self.features is not None:
             self.features.mark_nan(request)
 
     def forget(self, request: Request) -> None:
         """Drops the state of a request that is over or has lost its K/V."""
+        return
+
+    # ---------------------------------------------------------------------------------- blocks that requests share
+
+    tokens_ahead: int | None = 0
+    """Tokens behind a block on which its K/V in the draft's cache depend; None: they depend on more than the text."""
+    reads_features = False
+    """Whether the draft cannot read a text without the target's features of it."""
+
+    def num_cached(self, request: Request) -> int | None:
+        """Tokens at the start of a request's text whose K/V the draft's blocks have; None: it needs none there."""
+        return None
+
+    def take_prefix(self, request: Request, length: int) -> None:
+        """Takes over `length` tokens of a request's text, whose K/V are in the blocks that it shares."""
         return
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
@@ -190,6 +205,12 @@ class CachedDrafting(Drafting):
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
+
+    def num_cached(self, request: Request) -> int:
+        return 0 if self._cache.state_layers else self._cache.length_of(request.table)
+
+    def take_prefix(self, request: Request, length: int) -> None:
+        self._cache.note_length(request.table, length)
 
 
 def can_be_captured(forward: TreeForward) -> bool:

@@ -51,6 +51,7 @@ class SeveralMtpDrafter(MtpDrafter):
     """
 
     runs_in_graphs = False
+    tokens_ahead = None
 
     first_states: torch.Tensor | None = None
     """Outputs of all modules for the last token that each sequence's cache holds, `[batch, 1, modules · H]`."""

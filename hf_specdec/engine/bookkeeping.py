@@ -80,7 +80,8 @@ class Bookkeeping:
     def mark_nan(self, requests: list[Request]) -> None:
         """Takes note that K/V and features of some requests may have NaN."""
         for request in requests:
-            self._cache.mark_nan(request.table)
+            request.table.is_private = True
+            self._cache.mark_nan(request.table, but=self._cache.pool.kept)
             self._drafting.mark_nan(request)
 
     def mark_nan_of_failed(self, requests: list[Request]) -> None:

@@ -22,6 +22,7 @@ from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
 from .captured import DeviceSteps, DraftGroup, Outcome
 from .policy import LoadPolicy
+from .prefixes import PrefixCache
 from .request import Request
 from .scheduler import Scheduler
 from .target import InFlightTarget
@@ -46,6 +47,8 @@ class Engine:
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
         compiles (`bool`, *optional*, defaults to `False`): `SpeculativeConfig.compile`.
         compiles_whole (`bool`, *optional*, defaults to `False`), fewest_blocks (`int`, *optional*): see `DeviceSteps`.
+        shares_prefixes (`bool`, *optional*, defaults to `False`): whether texts that begin alike share blocks, as far
+            as target and draft let them.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Engine:
         compiles: bool = False,
         compiles_whole: bool = False,
         fewest_blocks: int = FEWEST_BLOCKS,
+        shares_prefixes: bool = False,
     ):
         self.model, self.pool, self.policy, self._chunk_size = model, pool, policy, chunk_size
         self.ranks = Ranks.of(model)
@@ -74,9 +78,12 @@ class Engine:
         )
         self.books = Bookkeeping(self.target.cache, self.drafting)
         """Tokens, counts and caches of the requests."""
+        self.prefixes = PrefixCache(self.target.cache, self.drafting, self.ranks, shares_prefixes)
+        """Blocks of texts that begin alike."""
         self.scheduler = Scheduler(
             pool,
             self.target.cache,
+            self.prefixes,
             max_requests=max_requests,
             chunk_size=chunk_size,
             busy_at=busy_at,
@@ -124,6 +131,7 @@ class Engine:
             if self.device_steps.renew():
                 self.choices.autos.forget_captures()
             self.last_end = None
+            self.prefixes.renew((self.model, *self.drafting.models))
             self.ranks.share_random_state()
             self._num_runs += 1
             self.present_run = self._num_runs
@@ -166,6 +174,7 @@ class Engine:
         """Sets metrics, step, token and preemption counts to zero."""
         self.books.reset()
         self.num_steps = self.num_tokens_read = self.scheduler.num_preemptions = 0
+        self.prefixes.reset_counts()
 
     # -------------------------------------------------------------------------------------------------------- a step
 
@@ -178,6 +187,7 @@ class Engine:
         refused = self._refuse_adapters()
         if refused:
             yield refused
+        self.prefixes.begin_step(self.scheduler.active)
         self.scheduler.admit()
         yield from prompt_reading.run(self)
         yield from self._decode(self.scheduler.decoding)

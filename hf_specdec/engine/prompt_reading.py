@@ -58,6 +58,7 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
         walk = engine.acceptance.accept(begun, no_draft, [], logits[rows, None])
         engine.books.append_last(begun, walk)
         engine.books.mark_nan_of_failed(begun)
+        engine.prefixes.read(begun)
     return begun
 
 
@@ -87,4 +88,5 @@ def _begin(engine: Engine, launched: list[LaunchedPrompts]) -> list[Request]:
         engine.books.append_last(reading.requests, reading.walk())
     begun = [request for reading in launched for request in reading.requests]
     engine.books.mark_nan_of_failed(begun)
+    engine.prefixes.read(begun)
     return begun

@@ -161,6 +161,8 @@ class Request:
         self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
         self._fails_at_its_end = self.max_length < asked
         self.table = BlockTable()
+        self.block_keys: list[bytes] = []
+        """Keys of the text's full blocks so far; see `PrefixCache`."""
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
         self.fails_by_its_options = False

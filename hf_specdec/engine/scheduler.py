@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
 from ..forwards.chunks import next_chunk, padded_chunk
+from .prefixes import PrefixCache
 from .request import Request
 
 
@@ -54,6 +55,7 @@ class Scheduler:
     Args:
         pool (`BlockPool`): the K/V blocks.
         cache (`PagedCache`): the target's cache, which knows how much of a text has been forwarded.
+        prefixes (`PrefixCache`): blocks of texts that begin alike.
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens per step.
         busy_at (`int`): number of prompt tokens whose forward takes the device longer than its launches take the host;
@@ -69,6 +71,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         cache: PagedCache,
+        prefixes: PrefixCache,
         *,
         max_requests: int,
         chunk_size: int,
@@ -78,7 +81,7 @@ class Scheduler:
         on_release: Callable[[Request], None],
         on_nan: Callable[[list[Request]], None],
     ):
-        self.pool, self.cache = pool, cache
+        self.pool, self.cache, self.prefixes = pool, cache, prefixes
         self.max_requests, self.chunk_size, self.busy_at = max_requests, chunk_size, busy_at
         self._widths, self._pads, self._on_release, self._on_nan = widths, pads, on_release, on_nan
         self.waiting: deque[Request] = deque()
@@ -109,6 +112,7 @@ class Scheduler:
         """
         for _ in range(self.num_admissible(self.waiting) if number is None else number):
             request = self.waiting.popleft()
+            self.prefixes.admit(request)
             if not self.pool.reserve(request.table, request.length):
                 self._release_trees()
                 self.pool.reserve(request.table, request.length)
@@ -126,7 +130,7 @@ class Scheduler:
         for request in requests:
             # One more block for each active request and this one: else it would soon be preempted.
             reserve = num_active + 1 if num_active else 0
-            free -= self.pool.blocks_for(request.length)
+            free -= self.pool.blocks_for(request.length) - self.prefixes.num_in_use(request)
             if num_active >= self.max_requests or free < reserve:
                 break
             num_active, number = num_active + 1, number + 1
@@ -167,9 +171,13 @@ class Scheduler:
 
     @property
     def _unread(self) -> list[Request]:
-        """Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole."""
+        """
+        Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole. Not
+        those that wait until an older one has read tokens that both have.
+        """
         unread = [request for request in self.active if request.status == RequestStatus.PREFILLING]
-        return [request for request in unread if not self._is_read_whole(request)]
+        unread = [request for request in unread if not self._is_read_whole(request)]
+        return [request for request in unread if not self.prefixes.waits(request)]
 
     def _is_read_whole(self, request: Request) -> bool:
         """Whether the next that is read of a request is its prompt as a whole; see `PromptInputs`."""
@@ -220,7 +228,8 @@ class Scheduler:
         unread, pads = self._num_unread(request), self._pads(request)
         if request.inputs is not None:  # tokens of the prompt, which a chunk of a width may repeat, are not all of it
             return None, unread, False
-        return (*(padded_chunk(unread, widths) if pads else next_chunk(request.length, unread, widths)), pads)
+        own = request.length - request.table.num_shared * self.pool.block_size  # what may be read again
+        return (*(padded_chunk(unread, widths) if pads else next_chunk(own, unread, widths)), pads)
 
     def note_read(self, requests: list[Request]) -> list[int]:
         """Takes note that a chunk of `requests` was forwarded. Returns the rows whose prefill has ended."""
@@ -257,6 +266,7 @@ class Scheduler:
         if request in self._prefilling:  # nobody has looked for NaN yet
             self._prefilling.remove(request)
             self._on_nan([request])
+        self.prefixes.leave(request)
         self._on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)

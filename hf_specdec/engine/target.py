@@ -147,8 +147,12 @@ class InFlightTarget(TreeTarget):
     def _is_padded(self, chunk: Chunk) -> bool:
         """Whether rows are padded at their end; otherwise tokens before the new ones are forwarded again."""
         lengths = [self.cache.length_of(request.table) for request in chunk.requests]
-        ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
-        return chunk.width is None or min(ends) < chunk.width
+        size = self.cache.pool.block_size
+        own = [
+            length + count - request.table.num_shared * size
+            for length, count, request in zip(lengths, chunk.counts, chunk.requests, strict=True)
+        ]
+        return chunk.width is None or min(own) < chunk.width
 
     def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         """Forwards the root and the draft nodes of every request; see `score_nodes`."""

@@ -40,6 +40,12 @@ class EngineCollector(Collector):
             per_position.add_metric([self.model_name, str(position)], count)
         yield per_position
         yield self._counter("vllm:prompt_tokens", "Prompt tokens read.", state.num_prompt_tokens)
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", state.num_prefix_queries
+        )
+        yield self._counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.num_prefix_hits
+        )
         yield self._counter("vllm:generation_tokens", "Tokens generated.", state.num_generation_tokens)
         yield self._counter("vllm:num_preemptions", "Requests that lost their K/V to others.", state.num_preemptions)
         yield self._gauge("vllm:num_requests_running", "Requests in the batch.", state.num_running)

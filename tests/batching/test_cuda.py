@@ -75,6 +75,25 @@ def test_prompts_by_graphs() -> None:
         target.cpu()
 
 
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_a_shared_beginning(kind: str, dtype: torch.dtype) -> None:
+    """Of texts that come together, and of those that are over; chunks of prompts by graphs do not write to it."""
+    model = tiny_model(dtype=dtype)
+    assistant = (noisy_copy(model, 0.05) if kind == "draft" else tiny_head(model)).cuda()
+    model, beginning = model.cuda(), ragged_prompts((90,))[0]
+    prompts = [beginning + prompt for prompt in ragged_prompts((9, 1, 30, 70))]
+    expected = [alone_on_device(model, prompt, max_new_tokens=30) for prompt in prompts]
+    with model.continuous_batching_context_manager(
+        assistant_model=assistant, tree=IRREGULAR, continuous_batching_config=limits(300, 16, max_batch_tokens=512)
+    ) as manager:
+        for _ in range(3):
+            names = manager.add_requests(prompts, max_new_tokens=30, do_sample=False)
+            assert [manager.get_result(name).generated_tokens for name in names] == expected
+    # In the first round three take 80 tokens; later all take what is before the block of their last token.
+    least = 3 * 80 + 2 * (96 + 80 + 112 + 144)
+    assert least <= manager.state.num_prefix_hits <= least + 64
+
+
 @pytest.mark.parametrize("assistant", ["head", "head on the CPU", "ngram"])
 def test_others(assistant: str) -> None:
     """A trained target and a trained head, in float32."""

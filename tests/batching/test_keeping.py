@@ -65,7 +65,7 @@ def test_the_next_call_has_the_kept_manager(kind: str, made: list[Any], monkeypa
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
     model = tiny_model()
     draft = {"draft": noisy_copy, "head": tiny_head, "ngram": lambda _: NgramDraft()}[kind](model)
-    for _ in range(2):  # sizes of prompts are captured when they come for the second time
+    for _ in range(3):  # sizes are captured when they come for the second time: whole prompts, then what is not cached
         assert generate(model, draft, persistent_manager=True) == alone(model)
     captures = stand_in.captures
     assert captures > 0

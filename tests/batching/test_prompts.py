@@ -126,7 +126,7 @@ def test_the_graphs_are_used_again(kind: str, read: Read, monkeypatch: pytest.Mo
     manager = target.init_continuous_batching(
         assistant_model=NgramDraft() if kind == "ngram" else trained_head(),
         tree="[(0,)]",
-        continuous_batching_config=limits(max_batch_tokens=64),
+        continuous_batching_config=limits(max_batch_tokens=64, allow_block_sharing=False),
     )
     with manager:
         for length in range(20, 50, 3):

@@ -265,6 +265,11 @@ def test_metrics_have_vllms_names(address: str, client: Any) -> None:
     text = read(f"{address}/metrics")
     assert f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="0"}}' in text
     assert metric(address, "vllm:prompt_tokens_total") > 0
+    before = metric(address, "vllm:prefix_cache_hits_total")
+    for _ in range(2):
+        client.completions.create(model=MODEL, prompt="one two " * 20, max_tokens=1)
+    hits, queries = (metric(address, f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries"))
+    assert before + 32 <= hits < queries
 
 
 def test_models(client: Any) -> None:

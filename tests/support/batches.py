@@ -70,7 +70,9 @@ def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
     state = manager.state
     assert (state.num_running, state.num_waiting) == (0, 0)
     assert state.num_free_blocks == state.num_blocks
-    assert sorted(manager.engine.pool._free) == list(range(2, state.num_blocks + 2))
+    pool = manager.engine.pool
+    assert sorted([*pool._free, *pool._idle]) == list(range(2, state.num_blocks + 2)) and not any(pool._num_users)
+    assert not manager.engine.prefixes._reading and not manager.engine.prefixes._readers
     for cache in (manager.engine.target.cache, manager.engine.drafting.cache):
         assert cache is None or not (cache._lengths_of or cache._cleaned)
 

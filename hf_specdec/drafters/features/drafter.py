@@ -53,6 +53,11 @@ class FeatureDrafter(Drafter):
         self.head = head
 
     @property
+    def tokens_ahead(self) -> int | None:
+        """Tokens behind a row's position on which its K/V depend; None: they depend on other rows' outputs as well."""
+        return 1
+
+    @property
     def models(self) -> tuple[PreTrainedModel, ...]:
         return (self.head,)
 

@@ -50,6 +50,12 @@ class FeatureDrafting(CachedDrafting):
     def _begin(self, drafter: Any) -> None:
         drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device), 0)
 
+    reads_features = True
+
+    @property
+    def tokens_ahead(self) -> int | None:  # type: ignore[override]
+        return self.drafter.tokens_ahead
+
     def refresh(self) -> None:
         self.drafter.refresh()
 

@@ -53,6 +53,7 @@ class EngineOptions:
             of `Limits.of`.
         with_images (`bool`): whether the target is loaded with what reads images.
         adapters (`dict[str, str]`): Hub id or folder of each LoRA adapter that requests can choose, by name.
+        shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks.
     """
 
     target: str | None
@@ -67,6 +68,7 @@ class EngineOptions:
     max_queue_size: int = 0
     with_images: bool = False
     adapters: dict[str, str] = field(default_factory=dict)
+    shares_prefixes: bool = True
 
 
 class StartError(Exception):
@@ -164,6 +166,7 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
         max_requests=options.max_requests or defaults.max_requests,
         chunk_size=options.max_batch_tokens or defaults.chunk_size,
         max_queue_size=options.max_queue_size,
+        shares_prefixes=options.shares_prefixes,
     )
 
     def manager() -> SpeculativeBatchingManager:

@@ -1,0 +1,240 @@
+"""`PrefixCache`: requests whose texts begin alike share the K/V blocks of what is equal."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from transformers.utils import logging
+
+from ..cache.paged_cache import PagedCache
+from ..ranks import Ranks
+from .request import Request
+from .weights import WeightsVersion
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..drafters import Drafting
+
+logger = logging.get_logger(__name__)
+
+MOST_READERS = 4
+"""Most older requests that are compared with one that may wait for them."""
+
+
+class PrefixCache:
+    """
+    Lets requests take over blocks of texts that begin with the same tokens: of requests that run, and of those that
+    are over, as long as nobody needs their memory. Full blocks are kept under keys: SHA-256 of the block's tokens, and
+    of the key of the block before it, or of what else the K/V depend on (the adapter). Target and draft are those of
+    the one engine. At least one token of a text is always read, because its logits are needed.
+
+    Row t of an EAGLE head's K/V depends on token t + 1 as well, so a key includes as many tokens behind its block
+    (`Drafting.tokens_ahead`). Such a head cannot read a text without the target's features. A request that it drafts
+    for takes blocks up to the first one without its K/V; draft models read by themselves what they lack.
+
+    Args:
+        cache (`PagedCache`): the target's cache.
+        drafting (`Drafting`): the draft.
+        ranks (`Ranks`): the processes that run the target.
+        is_wanted (`bool`): whether requests share blocks, if target and draft let them.
+    """
+
+    def __init__(self, cache: PagedCache, drafting: Drafting, ranks: Ranks, is_wanted: bool):
+        self._cache, self._drafting, self._ranks, self._pool = cache, drafting, ranks, cache.pool
+        self._reading: dict[Request, list[bytes]] = {}
+        """Keys of requests whose prompts are being read, and are not known to be free of NaN."""
+        self._readers: dict[bytes, list[Request]] = {}
+        """By key, the requests that read a block or are to read it, the oldest first."""
+        self._version = WeightsVersion()
+        self._is_to_forget = False
+        self.reset_counts()
+        obstacle = self._obstacle() if is_wanted else None
+        if obstacle is not None:
+            logger.info(f"Prefix cache: off, since {obstacle}.")
+        self.is_on = is_wanted and obstacle is None
+        """Whether requests share blocks."""
+
+    def reset_counts(self) -> None:
+        """Sets the counts of tokens to zero."""
+        self.num_queried = self.num_hit = 0
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """A context in which requests share no blocks, as those of a warm-up."""
+        before, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = before
+
+    def _obstacle(self) -> str | None:
+        """Why requests cannot share blocks; None if they can."""
+        if self._cache.state_layers:
+            return "the target has recurrent or convolutional states, which are not kept at the edges of blocks"
+        if self._drafting.tokens_ahead is None:
+            return "several MTP modules need each other's outputs, which are not kept at the edges of blocks"
+        return None
+
+    # ----------------------------------------------------------------------------------------------- a request's life
+
+    def num_in_use(self, request: Request) -> int:
+        """How many blocks a request that waits would share with requests that run."""
+        return self._pool.num_in_use(self._found(request)) if self._shares(request) else 0
+
+    def admit(self, request: Request) -> None:
+        """Gives a request that is admitted the blocks of its text that are kept."""
+        if not self._shares(request):
+            return
+        self._take(request)
+        keys = self._reading[request] = self._keys(request)
+        for key in keys:
+            self._readers.setdefault(key, []).append(request)
+        if request.length == len(request.prompt):  # it was not preempted
+            self.num_queried += request.length
+            self.num_hit += self._cache.length_of(request.table)
+
+    def waits(self, request: Request) -> bool:
+        """
+        Whether a request had better wait for an older one, since at least half of what that has to read is its own,
+        too. One that has waited gets its blocks here.
+        """
+        before = self._num_shared(request)
+        if request not in self._reading or self._cache.length_of(request.table) > before:
+            return False
+        key = self._next_key(request)
+        if key is not None and self._pool.find(key) is not None:
+            self._take(request)
+            key = self._next_key(request)
+            if request.length == len(request.prompt):
+                self.num_hit += self._num_shared(request) - before
+        readers = [] if key is None else self._readers[key][:MOST_READERS]
+        before_it = takewhile(lambda other: other is not request, readers)
+        return any(self._is_worth_waiting_for(other, request) for other in before_it)
+
+    def _next_key(self, request: Request) -> bytes | None:
+        """The key of the first block that a request does not share; None for the one with its last token."""
+        keys, number = self._reading[request], request.table.num_shared
+        return keys[number] if number < min(len(keys), (request.length - 1) // self._pool.block_size) else None
+
+    def _is_worth_waiting_for(self, other: Request, request: Request) -> bool:
+        """Whether half of what another request has to read will be of use for a request."""
+        if other.table.is_private or (self._needs_draft(request) and not self._is_drafted_for(other)):
+            return False
+        own, its = self._reading[request], self._reading[other]
+        common = bisect(range(min(len(own), len(its))), False, key=lambda number: own[number] != its[number])
+        left = other.length - self._cache.length_of(other.table)
+        return 2 * (common - request.table.num_shared) * self._pool.block_size >= left
+
+    def _stop_reading(self, request: Request) -> None:
+        for key in self._reading.pop(request):
+            readers = self._readers[key]
+            readers.remove(request)
+            if not readers:
+                del self._readers[key]
+
+    def read(self, requests: Iterable[Request]) -> None:
+        """Keeps the blocks of requests whose prompts have been read, if they have no errors."""
+        for request in requests:
+            if request in self._reading:
+                self._stop_reading(request)
+                self._keep(request)
+
+    def leave(self, request: Request) -> None:
+        """Keeps the blocks of a request that is about to release them; a prompt in reading may have NaN."""
+        if request in self._reading:
+            self._stop_reading(request)
+        elif self._shares(request):
+            self._keep(request)
+
+    def _shares(self, request: Request) -> bool:
+        return self.is_on and request.inputs is None
+
+    def _take(self, request: Request) -> None:
+        """Gives a request the kept blocks that its text begins with, if these are more than it has of others."""
+        table, size = request.table, self._pool.block_size
+        blocks = self._found(request)
+        if len(blocks) > table.num_shared:
+            self._pool.share(table, blocks)
+            self._cache.note_length(table, len(blocks) * size)
+            shared = table.blocks[: len(blocks)]  # the first may be older ones with the same tokens
+            drafted = next((number for number, one in enumerate(shared) if one not in self._pool.drafted), len(shared))
+            self._drafting.take_prefix(request, drafted * size)
+
+    def _found(self, request: Request) -> list[int]:
+        """The kept blocks that a request's text begins with, in their order."""
+        blocks, needs_draft = [], self._needs_draft(request)
+        for key in self._keys_before_last(request):
+            block = self._pool.find(key)
+            if block is None or (needs_draft and block not in self._pool.drafted):
+                break
+            blocks.append(block)
+        return blocks
+
+    def _keep(self, request: Request) -> None:
+        """Keeps the full blocks of a request's committed tokens."""
+        table, size = request.table, self._pool.block_size
+        if table.is_private or request.error is not None:
+            return
+        cached = min(self._cache.length_of(table), request.length)
+        drafted = self._drafting.num_cached(request)
+        for number, key in enumerate(self._keys(request)[: cached // size]):
+            is_drafted = drafted is None or (number + 1) * size <= drafted
+            self._pool.keep(table.blocks[number], key, is_drafted)
+
+    def _needs_draft(self, request: Request) -> bool:
+        return self._drafting.reads_features and self._is_drafted_for(request)
+
+    def _is_drafted_for(self, request: Request) -> bool:
+        return request.options.plan is not None
+
+    def _num_shared(self, request: Request) -> int:
+        return request.table.num_shared * self._pool.block_size
+
+    def _keys_before_last(self, request: Request) -> list[bytes]:
+        """The keys of a text's blocks that do not have its last token."""
+        return self._keys(request)[: (request.length - 1) // self._pool.block_size]
+
+    def _keys(self, request: Request) -> list[bytes]:
+        """The keys of all full blocks of a request's text, as far as the tokens behind them are known."""
+        size, ahead = self._pool.block_size, self._drafting.tokens_ahead or 0
+        most = (request.length - ahead) // size
+        if len(request.block_keys) < most:
+            keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted
+            while len(keys) < most:
+                first = len(keys) * size
+                tokens = array("q", request.tokens[first : first + size + ahead])
+                keys.append(sha256((keys[-1] if keys else _root_of(request)) + tokens.tobytes()).digest())
+            request.block_keys = keys
+        return request.block_keys
+
+    # --------------------------------------------------------------------------------------------------- what is kept
+
+    def forget(self) -> None:
+        """Keeps no block from the next step on, nor those that running requests have now. For any thread."""
+        self._is_to_forget = True
+
+    def begin_step(self, active: Iterable[Request]) -> None:
+        """Does what `forget` has asked for; `active` are the requests with blocks."""
+        if self._is_to_forget:
+            self._is_to_forget = False
+            self._pool.forget()
+            for request in active:
+                request.table.is_private = True
+
+    def renew(self, models: Iterable[PreTrainedModel]) -> None:
+        """Forgets all blocks if the models' weights have changed since the last call; see `WeightsVersion`."""
+        if self.is_on and self._ranks.least(int(not self._version.has_changed(models))) == 0:
+            self.forget()
+
+
+def _root_of(request: Request) -> bytes:
+    """What the K/V of a text depend on beside its tokens, as 32 bytes."""
+    return sha256(repr(request.adapter).encode()).digest()
