@@ -43,6 +43,7 @@ def load_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--tree", default="default", help="default: the draft's; on a CPU what pays")
     parser.add_argument("--prompts", choices=("random", "real"), default="random")
     parser.add_argument("--input-len", type=int, default=1000, help="of random prompts")
+    parser.add_argument("--shared-len", type=int, default=0, help="tokens with which all random prompts begin")
     parser.add_argument("--output-len", type=int, default=300)
     parser.add_argument("--max-requests", type=int)
     parser.add_argument("--num-blocks", type=int, help=f"of {BLOCK_SIZE} tokens, of our managers")
@@ -86,7 +87,9 @@ def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list
         encoded = [prompt.inputs["input_ids"][0].tolist() for prompt in built_in]
         return [encoded[number % len(encoded)] for number in range(count)]
     choice = random.Random(0)
-    return [choice.choices(range(5, vocab_size), k=options.input_len) for _ in range(count)]
+    shared = choice.choices(range(5, vocab_size), k=options.shared_len)
+    own = options.input_len - options.shared_len
+    return [[*shared, *choice.choices(range(5, vocab_size), k=own)] for _ in range(count)]
 
 
 # ------------------------------------------------------------------------------------------------------------ managers
@@ -101,7 +104,10 @@ def sampling_at(temperature: float) -> dict[str, Any]:
 def running_manager(
     contender: str, model: PreTrainedModel, draft: Any, temperature: float, options: argparse.Namespace
 ) -> Iterator[Any]:
-    """Runs a contender's manager inside the context; requests without sampling options use this temperature."""
+    """
+    Runs a contender's manager inside the context; requests without sampling options use this temperature. Ours share
+    K/V blocks only where prompts have a beginning in common: loads that are repeated would find all of their prompts.
+    """
     config = GenerationConfig(
         **sampling_at(temperature), top_k=0, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0
     )
@@ -110,14 +116,15 @@ def running_manager(
     memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks, size: BLOCK_SIZE}
     if options.max_requests is not None:
         memory["max_requests_per_batch"] = options.max_requests
+    memory["allow_block_sharing"] = options.shared_len > 0 and contender != "unshared"
     call: dict[str, Any] = {"generation_config": config}
-    if memory and contender != "transformers":
+    if contender != "transformers":
         call["continuous_batching_config"] = ContinuousBatchingConfig(**memory)
     if contender != "transformers":
         tree = "auto" if contender == "auto" else parse_tree(options.tree)
-        most = 0 if contender in ("off", "plain") else options.disable_by_batch_size
+        most = 0 if contender in ("off", "plain", "unshared") else options.disable_by_batch_size
         call |= {
-            "assistant_model": NgramDraft() if contender == "plain" else draft,
+            "assistant_model": NgramDraft() if contender in ("plain", "unshared") else draft,
             "speculative_config": SpeculativeConfig(tree=tree, disable_by_batch_size=most, compile=options.compile),
         }
     attention = model.config._attn_implementation

@@ -14,6 +14,11 @@ says. Times are those at which results come out of the manager. Contenders are o
 ("plain"), with one whose speculation is off ("off"), with a tree ("tree", "auto"), and transformers' manager. TTFT:
 time to the first token; TPOT: time per token after the first; ITL: time between two results.
 
+With `--shared-len`, random prompts begin with as many equal tokens, and our managers share the K/V of these;
+"unshared" is "plain" without:
+
+    python benchmarks/manager_load.py --contenders unshared plain --input-len 4000 --shared-len 3990 --output-len 4
+
 One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
 (`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
 seconds, at the full load. What is left of `--seconds` is shared out evenly to what is still to be measured; requests
@@ -58,7 +63,7 @@ from hf_specdec.benchmarking.environment import environment
 from hf_specdec.serving.engine.process import let_steps_go_first
 
 
-CONTENDERS = ("plain", "off", "auto", "tree", "transformers")
+CONTENDERS = ("plain", "off", "auto", "tree", "transformers", "unshared")
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Cell:
 
 def parse_arguments() -> argparse.Namespace:
     parser = sweep_parser(__doc__, CONTENDERS)
+    parser.set_defaults(contenders=CONTENDERS[:-1])
     parser.add_argument("--vary", action="store_true", help="texts are of different lengths")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each load, the contenders in turn")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")

@@ -52,6 +52,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """The command that starts each contender's server, without host and port."""
     ours = [sys.executable, "-m", "hf_specdec.cli", "serve", options.target]
     ours += ["--device", options.device, "--dtype", options.dtype, "--max-requests", str(options.max_requests)]
+    ours += ["--no-enable-prefix-caching"]  # rounds repeat their prompts
     if options.compile:
         ours += ["--compile"]
     if options.num_blocks is not None:
