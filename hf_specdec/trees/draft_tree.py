@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -161,6 +162,14 @@ class DraftTree:
         if self.valid is None:
             return self.num_nodes
         return sum(token >= 0 for token in self.tokens_list[row])
+
+    def is_drawn(self, node: int) -> bool:
+        """Whether the token of a node is one that the drafter has drawn, if it draws at all."""
+        return True
+
+    def within_drafted(self, paths: Sequence[list[int] | None]) -> tuple[DraftTree, list[list[int] | None]]:
+        """The tree as its drafter proposed it, and of every path the nodes up to the first that is not in it."""
+        return self, list(paths)
 
     def scores_of(self, row: int, node: int) -> torch.Tensor:
         """

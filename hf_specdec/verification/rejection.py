@@ -23,8 +23,8 @@ def walk_by_rejection(
 
     At a node with p₀ = p and q₀ = q, the i-th drawn child x is accepted with probability min(1, pᵢ(x) / qᵢ(x)). On a
     refusal pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), and qᵢ₊₁ is qᵢ without x, renormalised. When no child is accepted, the
-    next token is drawn from the last p. The arithmetic is float64; a residual that is numerically empty falls back to
-    p.
+    next token is drawn from the last p. A child that was not drawn but proposed for certain has a q of one token. The
+    arithmetic is float64; a residual that is numerically empty falls back to p.
 
     Args:
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
@@ -71,10 +71,14 @@ def _show_roots(
     rows: list[int],
     children: list[list[tuple[int, int]]],
 ) -> None:
-    drafted = [place for place, candidates in enumerate(children) if candidates]
+    drafted = [place for place, candidates in enumerate(children) if _has_drawn(draft, candidates)]
     if drafted:
         scores = torch.stack([draft.scores_of(rows[place], 0) for place in drafted])
         observe(p[drafted], scores.to(p.device))
+
+
+def _has_drawn(draft: DraftTree, candidates: list[tuple[int, int]]) -> bool:
+    return any(draft.is_drawn(child) for child, _ in candidates)
 
 
 def _children(draft: DraftTree, row: int, node: int) -> list[tuple[int, int]]:
@@ -99,13 +103,15 @@ def _try_children(
         return accepted, p
     log_q = torch.stack(
         [
-            draft.scores_of(row, walk.node(row)) if candidates else p.new_zeros(p.shape[1])
+            draft.scores_of(row, walk.node(row)) if _has_drawn(draft, candidates) else p.new_zeros(p.shape[1])
             for row, candidates in zip(rows, children, strict=True)
         ]
     )
     log_q = log_q.double().to(p.device)
     padded = [[token for _, token in candidates] + [-1] * (most - len(candidates)) for candidates in children]
     tokens = torch.tensor(padded, device=p.device)
+    certain = [[not draft.is_drawn(child) for child, _ in own] + [False] * (most - len(own)) for own in children]
+    are_certain = torch.tensor(certain, device=p.device) if any(map(any, certain)) else None
     for place in range(most):
         token = tokens[:, place : place + 1]
         open_rows = (accepted[:, None] < 0) & (token >= 0)
@@ -113,6 +119,8 @@ def _try_children(
             break  # elsewhere it would synchronize
         q = log_q.softmax(dim=-1)
         token = token.clamp(min=0)
+        if are_certain is not None:
+            q = torch.where(are_certain[:, place : place + 1], torch.zeros_like(q).scatter(1, token, 1.0), q)
         q_token = q.gather(1, token)
         with generator_held(p.device):
             uniforms = torch.rand_like(q_token)
@@ -122,6 +130,8 @@ def _try_children(
         residual = (p - q).clamp(min=0)
         total = residual.sum(dim=-1, keepdim=True)
         p = torch.where(refused & (total > 0), residual / total, p)
+        if are_certain is not None:
+            refused &= ~are_certain[:, place : place + 1]
         log_q = torch.where(refused, _without(log_q, token), log_q)
     return accepted, p
 

@@ -1,0 +1,88 @@
+"""Tokens that have to come next, merged into a draft tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .draft_tree import DraftTree, Topology
+
+
+MOST_FORCED = 12
+"""Most tokens of a chain that is merged into a tree: each one is a node of the forward."""
+
+
+@dataclass(eq=False)
+class ForcedDraft(DraftTree):
+    """
+    A draft tree with nodes of which the drafter knows nothing, each the last child of its parent. They were not drawn.
+
+    Args:
+        drafted (`DraftTree`): the tree without them, whose nodes have the same numbers.
+    """
+
+    drafted: DraftTree = field(kw_only=True)
+
+    def is_drawn(self, node: int) -> bool:
+        return node <= self.drafted.num_nodes
+
+    def scores_of(self, row: int, node: int) -> torch.Tensor:
+        return self.drafted.scores_of(row, node)
+
+    def to(self, device: torch.device) -> DraftTree:
+        if self.tokens.device == device:
+            return self
+        moved = super().to(device)
+        return ForcedDraft(moved.tokens, moved.topology, moved.valid, drafted=self.drafted.to(device))
+
+    def within_drafted(self, paths: Sequence[list[int] | None]) -> tuple[DraftTree, list[list[int] | None]]:
+        most = self.drafted.num_nodes
+        own: list[list[int] | None] = []
+        for path in paths:
+            kept = [] if path is None else path
+            end = next((place for place, node in enumerate(kept) if node > most), len(kept))
+            own.append(None if path is None else kept[:end])
+        return self.drafted, own
+
+
+def with_forced(draft: DraftTree, chains: Mapping[int, Sequence[int]]) -> DraftTree:
+    """
+    The tree with a chain of tokens from the root on, for some rows: it shares the nodes that the drafter has proposed
+    already, and goes on below them.
+
+    Args:
+        draft (`DraftTree`): the tree of every row.
+        chains (`Mapping[int, Sequence[int]]`): tokens by row.
+    """
+    missing: dict[int, tuple[int, Sequence[int]]] = {}
+    for row, chain in chains.items():
+        node, place = 0, 0
+        while place < len(chain) and (child := draft.child_with(row, node, chain[place])) is not None:
+            node, place = child, place + 1
+        if place < len(chain):
+            missing[row] = node, chain[place:]
+    if not missing:
+        return draft
+    batch_size, count = len(draft.tokens), draft.num_nodes
+    most = max(len(tokens) for _, tokens in missing.values())
+    tokens = [[0] * most for _ in range(batch_size)]
+    valid = [[False] * most for _ in range(batch_size)]
+    parents = [[0] * most for _ in range(batch_size)]
+    for row, (node, own) in missing.items():
+        tokens[row][: len(own)] = own
+        valid[row][: len(own)] = [True] * len(own)
+        parents[row][: len(own)] = [node, *range(count + 1, count + len(own))]
+    device, topology = draft.tokens.device, draft.topology
+    drafted_valid = torch.ones_like(draft.tokens, dtype=torch.bool) if draft.valid is None else draft.valid
+    deepest = max(len(chains[row]) for row in missing)
+    return ForcedDraft(
+        torch.cat([draft.tokens, torch.tensor(tokens, device=device)], dim=1),
+        Topology.of_parents(
+            torch.cat([topology.parents.expand(batch_size, -1), torch.tensor(parents, device=device)], dim=1),
+            max(topology.depth, deepest),
+        ),
+        torch.cat([drafted_valid, torch.tensor(valid, device=device)], dim=1),
+        drafted=draft,
+    )
