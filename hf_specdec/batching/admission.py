@@ -21,6 +21,7 @@ from ..engine.prompt_inputs import PromptInputs
 from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
+from ..grammar import with_grammar
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
 from ..models.prompt_masks import longest_causal_prompt
@@ -164,7 +165,7 @@ class Admission:
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
-        options = base.overrides | options
+        options = with_grammar(self.model, base.config, base.overrides | options)
         run = self.present_run() if run is None else run
         prepared = self._prepare(prompt, base, options, run)
         plan = self._plan(prepared, tree, seed, run)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..generation.inherited import OF_OTHER_MODES, remedy, set_aside_idle_options
 
 
-_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
+_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer", "grammar")
 _OUTPUTS = (
     "return_dict_in_generate",
     "output_scores",

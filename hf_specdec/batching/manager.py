@@ -214,7 +214,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             logprobs_mode (`str`, *optional*, defaults to `"processed"`): whether these are log-probabilities of the
                 model's own output (`"raw"`), or of what all processors make of it, as in transformers' manager.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
-                `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
+                `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn`, `tokenizer` and `grammar`, as in
+                `generate`.
                 None overrides what the configs say, as there, but for `max_new_tokens` and `eos_token_id`.
 
         Returns:

@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
+from ..trees.forced import MOST_FORCED, with_forced
 from ..trees.joining import join_drafts
 from ..verification import Walk
 from .captured import DraftGroup
@@ -83,9 +84,21 @@ class RequestStep:
             draft = engine.drafting.propose([requests[row] for row in group.rows], asked)
             if draft is not None:
                 parts.append((group.rows, draft))
-        if not parts:
-            return DraftTree.empty(len(requests), engine.target.device)
-        return self.ranks.agree_on_draft(join_drafts(parts, len(requests), engine.target.device))
+        device = engine.target.device
+        draft = join_drafts(parts, len(requests), device) if parts else DraftTree.empty(len(requests), device)
+        return self._with_forced(self.ranks.agree_on_draft(draft) if parts else draft)
+
+    def _with_forced(self, draft: DraftTree) -> DraftTree:
+        """The trees with the tokens that grammars ask for, in rows that have blocks for them."""
+        engine, chains = self._engine, {}
+        for row, request in enumerate(self._requests if engine.speculates else ()):
+            mask, options = request.options.grammar, request.options
+            if mask is None or options.plan is None or request.draft_backoff.left:
+                continue
+            chain = mask.forced(request.tokens[len(request.prompt) :], min(request.room, MOST_FORCED))
+            if chain and engine.pool.reserve(request.table, request.length + draft.num_nodes + len(chain)):
+                chains[row] = chain
+        return with_forced(draft, chains)
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         return self._engine.target.score(self._requests, draft)
@@ -96,6 +109,7 @@ class RequestStep:
     def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:
         engine, requests, books = self._engine, self._requests, self._engine.books
         drafted = {row for group in self._groups for row in group.rows}
+        drafted |= {row for row, request in enumerate(requests) if request.options.grammar and draft.num_valid(row)}
         books.append_last(requests, walk)
         for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
             if path is not None:
@@ -106,4 +120,5 @@ class RequestStep:
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._engine.speculates:
-            self._engine.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, rest))
+            drafted, paths = draft.within_drafted(walk.paths)
+            self._engine.choices.end_step(drafted, paths, *self.ranks.agree_on(propose, rest))

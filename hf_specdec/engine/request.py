@@ -16,6 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..adapters import Choice
 from ..cache.blocks import BlockTable
+from ..grammar import GrammarMask, grammar_in
 from ..metrics import SpeculationMetrics
 from ..plan import SpeculationPlan
 from ..sequences import Sequences
@@ -82,6 +83,11 @@ class RequestOptions:
     def reads_scores_only(self) -> bool:
         """Whether all processors read the scores alone."""
         return len(self.warpers) == len(self.processors)
+
+    @cached_property
+    def grammar(self) -> GrammarMask | None:
+        """The mask of the request's grammar; None without a grammar."""
+        return grammar_in(self.processors)
 
     def verifier(self, is_drawn: bool) -> Verifier:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""

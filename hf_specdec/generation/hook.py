@@ -146,7 +146,8 @@ def _loaded(model: Any, assistant_model: Any) -> Any:
 def _wrap_generate(mixin: Any) -> None:
     """What `assistant_model` names is loaded, and is from then on as if it had been passed itself."""
     original = mixin.generate
-    position = list(inspect.signature(original).parameters).index("assistant_model") - 1  # without self
+    signature = inspect.signature(original)
+    position = list(signature.parameters).index("assistant_model") - 1  # without self
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
@@ -154,9 +155,22 @@ def _wrap_generate(mixin: Any) -> None:
             kwargs["assistant_model"] = _loaded(self, kwargs["assistant_model"])
         elif len(args) > position:
             args = (*args[:position], _loaded(self, args[position]), *args[position + 1 :])
+        if "grammar" in kwargs:
+            args, kwargs = _with_mask(self, signature.bind(self, *args, **kwargs))
         return original(self, *args, **kwargs)
 
     mixin.generate = generate
+
+
+def _with_mask(model: Any, call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a `generate` call whose `grammar` has become a logits processor, without the model."""
+    from ..grammar import with_grammar
+
+    named = call.arguments
+    config, processors = named.get("generation_config"), named.get("logits_processor")
+    options = with_grammar(model, config, named.pop("kwargs") | {"logits_processor": processors})
+    named["logits_processor"], named["kwargs"] = options.pop("logits_processor"), options
+    return call.args[1:], call.kwargs
 
 
 def _wrap_generation_mode() -> None:

@@ -15,6 +15,7 @@ from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
 from ..ranks import Ranks
 from ..trees import DraftTree, choice_of, remembered_of
+from ..trees.forced import MOST_FORCED, with_forced
 from ..verification import (
     DraftBackoff,
     DraftTemperature,
@@ -50,7 +51,8 @@ class SpeculativeCall:
         kind = batch_size, call.options.do_sample
         remembered = remembered_of(call.model, call.drafter.times_key, call.options.do_sample)
         self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, asked, remembered)
-        self.target = Target(call, self.sequences, plan.tree.num_nodes, loans)
+        forced = 0 if call.options.grammar is None else MOST_FORCED
+        self.target = Target(call, self.sequences, plan.tree.num_nodes + forced, loans)
         self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache)
         criteria = self.ranks.agreeing(call.stopping_criteria)
         self.judge = ColumnJudge(criteria, self.sequences, self.recorder, call.pad_token, call.streamer)
@@ -110,11 +112,16 @@ class SpeculativeCall:
         self._speculates = self._may_speculate and self._begin_step()
         draft = self.drafter.propose(self.sequences) if self._speculates else None
         if draft is None:
-            return self._no_draft()
+            return self._with_forced(self._no_draft())
         room = [self.sequences.room(row) for row in range(self.sequences.batch_size)]
         if self.target.forward.cache.counts_nodes:
             draft = draft.chain_within(room[0])
-        return self.ranks.agree_on_draft(draft.within(room))
+        return self._with_forced(self.ranks.agree_on_draft(draft.within(room)))
+
+    def _with_forced(self, draft: DraftTree) -> DraftTree:
+        """The trees with the tokens that the call's grammar asks for."""
+        reads_branches = not self.target.forward.cache.counts_nodes
+        return with_forced(draft, self.rows.forced(MOST_FORCED) if self._may_speculate and reads_branches else {})
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         scored, outputs = self.target.score(draft)
@@ -151,7 +158,8 @@ class SpeculativeCall:
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._may_speculate:
-            self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, rest))
+            drafted, paths = draft.within_drafted(walk.paths)
+            self.choice.end_step(drafted, paths, *self.ranks.agree_on(propose, rest))
 
     def _is_done(self) -> bool:
         """Whether the call needs no further forward; one for padding counts, since other ranks have to join it."""

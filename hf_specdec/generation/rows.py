@@ -53,6 +53,16 @@ class CallRows:
             row.noise = noise
         return noises
 
+    def forced(self, most: int) -> dict[int, list[int]]:
+        """Up to `most` tokens that the call's grammar asks for next, by row; rows without any are missing."""
+        found = {}
+        for row in self._rows:
+            mask, rests = row.options.grammar, self.sequences.resting[row.row]
+            if mask is not None and mask.start is not None and not rests:
+                tokens = self.sequences.tokens(row.row, mask.start)
+                found[row.row] = mask.forced(tokens, min(most, self.sequences.room(row.row)))
+        return {row: chain for row, chain in found.items() if chain}
+
     def distribution(self, logits: torch.Tensor) -> TargetDistribution:
         """p in a step with these logits, `[batch, nodes + 1, vocab]`."""
         return TargetDistribution(

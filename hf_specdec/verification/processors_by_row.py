@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList
 
+from ..grammar.mask import GrammarMask
 from .copying import copy_or_refuse, kept_whole
 from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
 
@@ -31,6 +32,8 @@ def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[Log
 
 def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) -> Any:
     kind = type(processor)
+    if isinstance(processor, GrammarMask):
+        return processor if row == 0 else processor.for_row()
     if kind in READS_OWN_HISTORY and isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
         return _penalty_of_row(processor, row)
     if kind in READS_SCORES_ONLY or kind in READS_OWN_HISTORY:

@@ -1,0 +1,121 @@
+"""A grammar, compiled for a tokenizer and the tokens that end a text."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from .texts import GrammarText
+
+
+MOST_TOKENIZERS = 4
+"""Most tables kept of a tokenizer: one for each set of end tokens, a second to make for a large vocabulary."""
+MOST_GRAMMARS = 64
+"""Most compiled grammars that are kept per table."""
+
+
+def llguidance_of(name: str = "grammar") -> Any:
+    """
+    The module `llguidance`.
+
+    Raises:
+        ImportError: if it is not installed; the message names the argument that needs it.
+    """
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ImportError(f"`{name}` needs llguidance: `pip install hf-specdec[grammar]`.") from error
+    return llguidance
+
+
+class CompiledGrammar:
+    """
+    A grammar for one tokenizer.
+
+    Args:
+        grammar (`str`): a grammar as `llguidance.LLMatcher.grammar_from_json_schema`, `…_from_regex` or `…_from_lark`
+            return it.
+        tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
+        vocab_size (`int`): number of tokens that the target has logits for.
+        end_tokens (`Sequence[int]`): tokens that end a text; by default the tokenizer's.
+
+    Raises:
+        TypeError: if the grammar is no string, or the tokenizer no fast one.
+        ValueError: for a grammar that cannot be compiled.
+        ImportError: without `llguidance`.
+    """
+
+    def __init__(self, grammar: str, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int] = ()):
+        llguidance = llguidance_of()
+        if not isinstance(grammar, str):
+            raise TypeError(
+                f"`grammar` must be a string, but is {type(grammar).__name__}. Give what "
+                "`llguidance.LLMatcher.grammar_from_json_schema(schema)` returns, or `grammar_from_regex`, or "
+                "`grammar_from_lark`."
+            )
+        self._table = _table_of(llguidance, tokenizer, vocab_size, tuple(end_tokens))
+        self._matcher = self._table.matcher(llguidance, grammar)
+
+    def text(self) -> GrammarText:
+        """A text that has no token yet."""
+        with self._table.lock:
+            return GrammarText(self._matcher.deep_copy(), frozenset(self._table.tokenizer.eos_tokens))
+
+
+class _Table:
+    """What llguidance knows of a tokenizer, and the grammars that were compiled for it."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.lock = tokenizer, threading.Lock()
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+
+    def matcher(self, llguidance: Any, grammar: str) -> Any:
+        """The matcher of a grammar, which itself takes no token."""
+        with self.lock:
+            matcher = self._matchers.get(grammar)
+        if matcher is None:
+            matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0)
+            if matcher.is_error():
+                raise ValueError(f"`grammar` cannot be compiled: {matcher.get_error().strip()}")
+        with self.lock:
+            self._matchers[grammar] = matcher
+            self._matchers.move_to_end(grammar)
+            while len(self._matchers) > MOST_GRAMMARS:
+                self._matchers.popitem(last=False)
+        return matcher
+
+
+_tables: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, _Table]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _table_of(llguidance: Any, tokenizer: Any, vocab_size: int, end_tokens: tuple[int, ...]) -> _Table:
+    """The table of a tokenizer; a new one takes up to a second for a large vocabulary."""
+    from llguidance.hf import from_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TypeError(
+            f"`tokenizer` must be a fast tokenizer where there is a `grammar`, but is {type(tokenizer).__name__}. "
+            "Load it with `AutoTokenizer`."
+        )
+    size = max(vocab_size, len(tokenizer))
+    key = size, len(tokenizer), end_tokens
+    with _lock:
+        known = _tables.setdefault(tokenizer, OrderedDict())
+        table = known.get(key)
+        if table is None:
+            ends = list(end_tokens) or tokenizer.eos_token_id
+            if ends is None:
+                raise ValueError(
+                    "`grammar`: neither `eos_token_id` nor the tokenizer names a token that ends a text. Give "
+                    "`eos_token_id`."
+                )
+            known[key] = table = _Table(from_tokenizer(tokenizer, n_vocab=size, eos_token=ends))
+        known.move_to_end(key)
+        while len(known) > MOST_TOKENIZERS:
+            known.popitem(last=False)
+    return table

@@ -1,0 +1,83 @@
+"""Where one text stands in its grammar."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class GrammarText:
+    """
+    A text that a grammar is told token by token. It may be told of a text that is not a continuation of the last one,
+    and then goes back.
+
+    Args:
+        matcher (`LLMatcher`): the grammar's matcher, which has had no token.
+        end_tokens (`frozenset[int]`): tokens that end a text; what comes after one is padding.
+    """
+
+    def __init__(self, matcher: Any, end_tokens: frozenset[int]):
+        self._matcher, self._end_tokens = matcher, end_tokens
+        self._tokens: list[int] = []
+        self._has_ended = False
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """
+        Goes to the end of a text.
+
+        Raises:
+            ValueError: if the text is not one of the grammar's, or the grammar is too complex.
+        """
+        shared = self._num_shared(tokens)
+        if shared < len(self._tokens):
+            self._matcher.rollback(len(self._tokens) - shared)
+            del self._tokens[shared:]
+        self._has_ended = any(token in self._end_tokens for token in tokens[shared:])
+        new = list(itertools.takewhile(lambda token: token not in self._end_tokens, tokens[shared:]))
+        taken = self._matcher.try_consume_tokens(new)
+        self._tokens += new[:taken]
+        if taken < len(new):
+            self._check()
+            raise ValueError(f"`grammar` does not let token {new[taken]} through, which stands in the text.")
+
+    def _num_shared(self, tokens: Sequence[int]) -> int:
+        told = self._tokens
+        if tokens[: len(told)] == told:
+            return len(told)
+        pairs = enumerate(zip(told, tokens, strict=False))
+        return next((place for place, (one, other) in pairs if one != other), min(len(told), len(tokens)))
+
+    def allowed(self) -> np.ndarray:
+        """
+        The tokens that may come next, one bit each, the lowest of a byte first, `[vocab / 8]` uint8.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self._has_ended:
+            return self._ends()
+        self._check()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return bits
+
+    def forced(self, most: int) -> list[int]:
+        """Up to `most` tokens that the grammar asks for next; fewer, or none, where there is a choice."""
+        return [] if self._has_ended or self._matcher.is_error() else self._matcher.compute_ff_tokens()[:most]
+
+    def _ends(self) -> np.ndarray:
+        """The end tokens alone, as `allowed` returns them."""
+        bits = np.zeros(max(self._end_tokens) + 1, dtype=np.uint8)
+        bits[list(self._end_tokens)] = 1
+        return np.packbits(bits, bitorder="little")
+
+    def _check(self) -> None:
+        """Raises a `ValueError` if the grammar can go no further."""
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().strip().partition("\n")[0]
+            if reason.startswith("NoExtension"):
+                reason = "no token of the vocabulary continues the text"
+            raise ValueError(f"`grammar`: {reason}.")

@@ -1,0 +1,50 @@
+"""Small grammars, and the naive form of a grammar's mask."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
+
+
+PIECES = ["<eos>", "a", "b", "c", "ab", "bc", "ca", "aa"]
+"""The tokens of the models of `support.sampling`."""
+
+
+@cache
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of `PIECES`, which encodes letter by letter."""
+    model = BPE(vocab={piece: token for token, piece in enumerate(PIECES)}, merges=[])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+
+
+class NaiveMask(LogitsProcessor):
+    """The mask of a grammar, each time by a matcher that reads the whole text."""
+
+    def __init__(self, grammar: str, tokenizer: Any, start: int, ends: list[int], vocab_size: int):
+        self.tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
+        self.grammar, self.start, self.ends = grammar, start, ends
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        masked = torch.full_like(scores, -torch.inf)
+        for row, text in enumerate(input_ids[:, self.start :].tolist()):
+            matcher = LLMatcher(self.tokenizer, self.grammar, log_level=0)
+            if any(end in text for end in self.ends) or not matcher.consume_tokens(text):
+                masked[row] = scores[row]  # padding after the end, or a text of probability 0
+                continue
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            assert not matcher.is_error()
+            allowed = np.flatnonzero(bits)
+            allowed = torch.from_numpy(allowed[allowed < scores.shape[1]])
+            masked[row, allowed] = scores[row, allowed]
+        return masked
