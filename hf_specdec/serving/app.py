@@ -41,6 +41,7 @@ from .requests import (
     LoadModelBody,
     checked,
     describe,
+    grammar_of,
     normal_items,
     normal_messages,
     options_of,
@@ -185,13 +186,15 @@ class _OwnRequests:
                 body["seed"] = options.seed
         if body.get("logit_bias") is not None:
             body = body | {"logit_bias": found.logit_bias}
+        if (grammar := grammar_of(found)) is not None:
+            body = body | {"grammar": grammar}
         return body | {"best_tokens": found.best_tokens}
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
         # A handler would seed torch globally.
-        others = {name: value for name, value in body.items() if name not in ("seed", "logit_bias")}
+        others = {name: value for name, value in body.items() if name not in ("seed", "logit_bias", "grammar")}
         if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
             others["max_tokens"] = body["max_completion_tokens"]
         if others.get("stop") in ("", []):
@@ -205,6 +208,7 @@ class _OwnRequests:
         config.seed = body.get("seed")
         config.top_logprobs = body.get("best_tokens")
         config.length_field = next((name for name in LENGTHS if body.get(name) is not None), None)
+        config.grammar = body.get("grammar")
         if body.get("logit_bias"):
             config.sequence_bias = body["logit_bias"]
         if config.stop_strings is None:

@@ -84,7 +84,41 @@ WRONG: dict[str, list[Any]] = {
     ],
     "model": [5, True, {}, ["a"], "another", LONG, "\ud83c"],
     "verbosity": [5, True, {}, "much", LONG],
-    "text options": [5, "a", [], {"format": {"type": "json_object"}}, {"format": 5}, {"verbosity": "much"}],
+    "text options": [
+        *(5, "a", [], {"format": 5}, {"verbosity": "much"}, {"format": {"type": "grammar"}}),
+        *({"format": {"type": "json_schema"}}, {"format": {"type": "json_schema", "schema": {"type": "objekt"}}}),
+    ],
+    "response format": [
+        *(
+            5,
+            "json_object",
+            [],
+            {},
+            {"type": "json"},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {}},
+        ),
+        *(
+            {"type": "json_schema", "json_schema": {"schema": one}}
+            for one in (5, "{}", [], {"type": "objekt"}, {"$ref": 5})
+        ),
+        {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(" + LONG}}},
+    ],
+    "structured outputs": [
+        *(
+            5,
+            "a",
+            [],
+            {},
+            {"json": {}, "regex": "a"},
+            {"json": "{"},
+            {"json": 5},
+            {"json": {"enum": []}},
+            {"xml": "a"},
+        ),
+        *({"regex": "a(b"}, {"regex": 5}, {"regex": "(?=a)"}, {"choice": []}, {"choice": "a"}, {"choice": [1]}),
+        *({"grammar": "start: x"}, {"grammar": LONG}, {"grammar": ""}, {"json_object": 1}, {"json_object": False}),
+    ],
     "stream options": [5, "a", [], {"include_usage": "true"}, {"include_usage": 1}, {"include_obfuscation": []}],
     "choice without tools": [5, [], True, "required", "any", LONG, {"type": "function"}, {}],
     "template variables": [
@@ -117,6 +151,7 @@ _OF_ALL: dict[str, str] = {
     "stream": "boolean",
     "generation_config": "options",
     "stream_options": "stream options",
+    "structured_outputs": "structured outputs",
     "user": "text",
 }
 _OF_CONVERSATIONS = {
@@ -135,7 +170,8 @@ FIELDS: dict[str, dict[str, str]] = {
     CHAT: _OF_ALL
     | _OF_CONVERSATIONS
     | _OF_TEXTS
-    | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"},
+    | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
+    | {"response_format": "response format"},
     COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "text", "logprobs": "best tokens"},
     RESPONSE: _OF_ALL
     | _OF_CONVERSATIONS
@@ -157,7 +193,6 @@ UNSUPPORTED: dict[str, dict[str, list[Any]]] = {
     CHAT: {
         "n": [2, 0, "1", True, 1.5],
         "presence_penalty": [0.5, -1, "0", False, INFINITY],
-        "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "text", 5, [1]],
         "functions": [[{"name": "f"}], 5, "a", {"a": 1}, True],
         "function_call": [{"name": "f"}, "required", 5, [1], True],
         "modalities": [["text", "audio"], ["audio"], "text", 5, {"a": 1}],

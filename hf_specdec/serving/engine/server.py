@@ -73,6 +73,7 @@ class EngineServer:
     def _added(self, asked: AddRequest) -> AddReply:
         self._told[asked.request_id] = 0
         stop_strings, criteria = asked.generation_config.stop_strings, StoppingCriteriaList()
+        grammar = getattr(asked.generation_config, "grammar", None)
         try:
             if stop_strings:
                 criteria.append(StopStringCriterion(self._tokenizer, stop_strings))
@@ -86,6 +87,8 @@ class EngineServer:
                 adapter=getattr(asked.generation_config, "adapter", ...),
                 top_logprobs=None if asked.logprobs is None else asked.logprobs.best,
                 logprobs_mode=None if asked.logprobs is None else asked.logprobs.mode,
+                grammar=grammar,
+                tokenizer=None if grammar is None else self._tokenizer,
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
             )

@@ -7,6 +7,7 @@ at `/openapi.json` are made.
     kinds.py          types of values: whole numbers, finite numbers, token ids, options that have one value
     options.py        `generation_config`
     messages.py       messages, their parts and calls, and the items of a response's input
+    structured.py     what form an answer must have: JSON, a schema, a grammar
     tools.py          tools, and which one is to be called
     bodies.py         the bodies of the routes
     logit_bias.py     `logit_bias`, as an option of `generate`
@@ -21,6 +22,7 @@ from .description import describe
 from .messages import normal_items, normal_messages
 from .options import options_of
 from .parsing import parsed
+from .structured import grammar_of
 from .templates import reserved_names, roles_of
 
 
@@ -34,6 +36,7 @@ __all__ = [
     "ResponseBody",
     "checked",
     "describe",
+    "grammar_of",
     "normal_items",
     "normal_messages",
     "options_of",

@@ -28,6 +28,7 @@ from .logit_bias import sequence_bias
 from .messages import Input, Message
 from .options import GenerationOptions, StopStrings
 from .parsing import json_of
+from .structured import ResponseFormat, StructuredOutputs, TextFormat, grammar_of
 from .tools import NestedTool, ResponseTool, check_choice
 
 
@@ -131,7 +132,7 @@ class StreamOptions(Open):
 class TextOptions(Open):
     """The form of a response's text."""
 
-    format: Annotated[Any, Only('{"type": "text"}')] = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -144,6 +145,7 @@ class Shared(Closed):
     seed: Seed | None = None
     stream: Boolean | None = None
     generation_config: Options | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Without effect.
     stream_options: StreamOptions | None = None
     user: Text | None = None
@@ -158,6 +160,11 @@ class Shared(Closed):
         inner = None if self.generation_config is None else self.generation_config.seed
         if None not in (self.seed, inner) and self.seed != inner:
             raise told(f"`seed={self.seed}` and `generation_config.seed={inner}` differ. Leave one of them out.")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Shared:
+        grammar_of(self)
         return self
 
 
@@ -193,6 +200,7 @@ class ChatBody(_Conversation):
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     stop: StopStrings | None = None
+    response_format: ResponseFormat | None = None
     frequency_penalty: FrequencyPenalty | None = None
     logit_bias: LogitBias = None
     logprobs: Boolean | None = None
@@ -201,7 +209,6 @@ class ChatBody(_Conversation):
     # Not supported.
     n: Annotated[Any, Only("1")] = None
     presence_penalty: Annotated[Any, Only("0", "0.0")] = None
-    response_format: Annotated[Any, Only('{"type": "text"}')] = None
     functions: Annotated[Any, Only("[]")] = None
     function_call: Annotated[Any, Only('"auto"', '"none"')] = None
     audio: Annotated[Any, Only()] = None
