@@ -93,7 +93,7 @@ class RequestStep:
         engine, chains = self._engine, {}
         for row, request in enumerate(self._requests if engine.speculates else ()):
             mask, options = request.options.grammar, request.options
-            if mask is None or options.plan is None or request.draft_backoff.left:
+            if mask is None or options.plan is None or request.is_over or request.draft_backoff.left:
                 continue
             chain = mask.forced(request.tokens[len(request.prompt) :], min(request.room, MOST_FORCED))
             if chain and engine.pool.reserve(request.table, request.length + draft.num_nodes + len(chain)):

@@ -114,7 +114,14 @@ def _table_of(llguidance: Any, tokenizer: Any, vocab_size: int, end_tokens: tupl
                     "`grammar`: neither `eos_token_id` nor the tokenizer names a token that ends a text. Give "
                     "`eos_token_id`."
                 )
-            known[key] = table = _Table(from_tokenizer(tokenizer, n_vocab=size, eos_token=ends))
+            try:
+                table = _Table(from_tokenizer(tokenizer, n_vocab=size, eos_token=ends))
+            except ValueError as error:
+                raise ValueError(
+                    f"`tokenizer`: llguidance cannot read it, as it has to for a `grammar` ({error}). It reads "
+                    "byte-level and SentencePiece vocabularies."
+                ) from error
+            known[key] = table
         known.move_to_end(key)
         while len(known) > MOST_TOKENIZERS:
             known.popitem(last=False)

@@ -41,7 +41,10 @@ class GrammarText:
         self._tokens += new[:taken]
         if taken < len(new):
             self._check()
-            raise ValueError(f"`grammar` does not let token {new[taken]} through, which stands in the text.")
+            raise ValueError(
+                f"`grammar` does not let token {new[taken]} through, which stands in the text: another processor has "
+                "chosen it, or the vocabulary lacks a character."
+            )
 
     def _num_shared(self, tokens: Sequence[int]) -> int:
         told = self._tokens
