@@ -277,7 +277,7 @@ class Engine:
         walk = outcome.walk
         self.num_steps += 1
         for row, error in outcome.errors.items():
-            requests[row].fail(error)
+            requests[row].fail(error, by_its_options=isinstance(error, Exception))
         for row, request in enumerate(requests):
             if row in outcome.left_out:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -89,6 +89,14 @@ class RequestOptions:
         """The mask of the request's grammar; None without a grammar."""
         return grammar_in(self.processors)
 
+    def for_row(self) -> RequestOptions:
+        """The options of one of several rows, with a text of its own in the grammar."""
+        mask = self.grammar
+        if mask is None:
+            return self
+        own = (mask.for_row() if one is mask else one for one in self.processors)
+        return replace(self, processors=LogitsProcessorList(own))
+
     def verifier(self, is_drawn: bool) -> Verifier:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
         if not self.do_sample:
@@ -104,9 +112,16 @@ class RequestOptions:
 
     @cached_property
     def device_warpers(self) -> Warpers | None:
-        """The processors as device warpers for captured steps; None if these cannot apply them."""
-        warpers = Warpers.of(self.processors)
-        return None if warpers is None or (warpers.values and not self.do_sample) else warpers
+        """
+        The processors as device warpers for captured steps; None if these cannot apply them. A grammar is no warper:
+        the host sees to it after the step, which is exact where no filter comes after the mask, and tells nothing of
+        log-probabilities.
+        """
+        warpers = Warpers.of(LogitsProcessorList(one for one in self.processors if one is not self.grammar))
+        if warpers is None or (warpers.values and not self.do_sample):
+            return None
+        is_free = not self.do_sample or (self.seed is None and warpers.values.keys() <= {"temperature"})
+        return warpers if self.grammar is None or (is_free and self.logprobs is None) else None
 
     @cached_property
     def warpers(self) -> LogitsProcessorList:

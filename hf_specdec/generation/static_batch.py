@@ -208,7 +208,8 @@ class StaticBatch:
             inputs = PromptInputs(call.model_kwargs, lambda values: (call.generation_config, values), call.input_ids)
         found = []
         for number, (tokens, first) in enumerate(zip(call.input_ids.tolist(), self._padding, strict=True)):
-            request = Request(str(number), tokens[first:], call.options, call.input_ids.device, inputs=inputs)
+            options = call.options.for_row()
+            request = Request(str(number), tokens[first:], options, call.input_ids.device, inputs=inputs)
             request.max_length = most - first
             found.append(request)
         return found

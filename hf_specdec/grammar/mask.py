@@ -44,8 +44,27 @@ class GrammarMask(LogitsProcessor):
         return scores.masked_fill(~allowed, -torch.inf)
 
     def forced(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that the grammar asks for after the first row's new `tokens`."""
-        return self._at(0, tokens).forced(most) if most > 0 else []
+        """
+        Up to `most` tokens that the grammar asks for after the first row's new `tokens`; none after a text that it
+        does not let through, as that of a row that has failed.
+        """
+        try:
+            return self._at(0, tokens).forced(most) if most > 0 else []
+        except ValueError:
+            return []
+
+    def num_allowed(self, tokens: Sequence[int], further: Sequence[int]) -> int:
+        """
+        How many `further` tokens the grammar allows after the first row's new `tokens`, one after the other.
+
+        Raises:
+            ValueError: if no token of the vocabulary continues the text.
+        """
+        for count, token in enumerate(further):
+            bits = self._at(0, [*tokens, *further[:count]]).allowed()
+            if token >= 8 * len(bits) or not bits[token // 8] >> (token % 8) & 1:
+                return count
+        return len(further)
 
     def _at(self, row: int, tokens: Sequence[int]) -> GrammarText:
         while row >= len(self._texts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from ...trees import DynamicTree, TokenTree
 from ...trees.told import Told
 from ...verification import DraftTemperature, Walk
+from .constraining import constrained
 from .drawing import mean_overlaps
 from .reshaping import num_columns, read_told
 from .walks import error_of
@@ -117,7 +118,7 @@ class Outcome:
         drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
         features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
             `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
-        errors (`dict[int, str]`): error messages of the rows that fail.
+        errors (`dict`): errors of the rows that fail: messages, or exceptions that their own options have raised.
         spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
             tokens.
         left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
@@ -137,7 +138,7 @@ class Outcome:
     walk: Walk
     drafted: dict[int, int] = field(default_factory=dict)
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str | Exception] = field(default_factory=dict)
     spoiled: dict[int, int] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
     left_with_nan: set[int] = field(default_factory=set)
@@ -169,14 +170,20 @@ class Outcome:
                 continue
             if error is not None:
                 self.errors[row] = error
-            self.walk.paths[row] = path[1 : max(accepted, 0) + 1]
-            self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
+            found = tokens[: max(accepted, 0) + 1]
+            if error is None:
+                try:
+                    found = constrained(part.requests[row], found, partial(part.step.logits_at, place))
+                except ValueError as unsatisfied:  # no token continues the text
+                    self.errors[row] = unsatisfied
+            self.walk.paths[row] = path[1 : len(found)]
+            self.walk.tokens[row] = found
             if logprobs is not None:
                 self.logprobs[row] = logprobs.of(part.requests[row], place)
             if row in were_drafted:
                 self.drafted[row] = drafted
                 if part.reports_ranks and accepted >= 0:
-                    self.told[row] = read_told(rest[told], new - 1, accepted, part.shapes)
+                    self.told[row] = read_told(rest[told], new - 1, len(found) - 1, part.shapes)
         if part.draws:
             overlaps = {row: of_row[3 + told.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)

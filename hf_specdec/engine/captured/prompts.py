@@ -265,6 +265,7 @@ class DevicePrompts:
             target.cache.state_layers
             or not target.forward.takes_logits_to_keep
             or request.options.device_warpers is None
+            or request.options.grammar is not None  # the host chooses its first token
         ):
             return False
         if request.options.do_sample and not self.draws_tokens:

@@ -20,6 +20,7 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import Walk
 from ..request import Request
 from .captured import CapturedStep
+from .constraining import has_grammar
 from .log_probabilities import best_asked
 from .parts import DraftGroup, Outcome, StepPart
 from .prompts import DevicePrompts
@@ -203,6 +204,7 @@ class DeviceSteps:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
         wanted = repeats.part.wanted
         can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.may_repeat(wanted)
+        can_go_on = can_go_on and not has_grammar(repeats.part.own)  # of which a step may take tokens back
         if not can_go_on or not repeats.has_room() or not goes_on():
             return False
         repeats.launch()
@@ -215,6 +217,8 @@ class DeviceSteps:
         """
         can_run = self.works and self._target.cache.has_memory
         if not can_run or any(request.options.device_warpers is None for request in requests):
+            return None
+        if self._target.cache.state_layers and has_grammar(requests):
             return None
         shifts = [request.position_shift for request in requests]
         if any(shift is not None and shift.dim() != 2 for shift in shifts):
@@ -255,6 +259,7 @@ class DeviceSteps:
             is_filtered=part.draws and any(request.options.filters for request in part.of(part.drafted)),
             shapes=part.shapes,
             reports_ranks=part.reports_ranks,
+            keeps_logits=has_grammar(part.own),
             reads=bool(part.reading),
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,

@@ -41,6 +41,7 @@ class StepKind:
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
         shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
+        keeps_logits (`bool`): whether the logits of the accepted path are kept, for rows with a grammar.
         reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
         compiles (`bool`): whether forwards are compiled before the capture.
         compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
@@ -55,6 +56,7 @@ class StepKind:
     is_filtered: bool = False
     shapes: bool = False
     reports_ranks: bool = False
+    keeps_logits: bool = False
     reads: bool = False
     compiles: bool = False
     compiles_whole: bool = False
@@ -112,6 +114,7 @@ class InFlightStep(CapturedStep):
         """When the last run was launched (`time.perf_counter`)."""
         self._store = drafting.features
         self._features: list[torch.Tensor] = []
+        self._logits: list[torch.Tensor] = []
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -120,6 +123,10 @@ class InFlightStep(CapturedStep):
         recorded, or if they go to the draft's `WaitingFeatures`, after the features that wait there.
         """
         return self._features[0] if self._features else None
+
+    def logits_at(self, row: int, place: int) -> torch.Tensor:
+        """Logits of the last run at a place of a row's accepted path, the root's first, `[vocab]`."""
+        return self._logits[0][row, place]
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]
@@ -173,6 +180,11 @@ class InFlightStep(CapturedStep):
                 if not self._features:
                     self._features.append(torch.empty_like(kept))
                 self._features[0].copy_(kept)
+        if self.kind.keeps_logits:
+            of_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2])) if depth > 0 else logits
+            if not self._logits:
+                self._logits.append(torch.empty_like(of_path))
+            self._logits[0].copy_(of_path)
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
         if self._logprobs is not None:
             self._logprobs.note(logits, path, new)

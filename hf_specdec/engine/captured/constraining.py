@@ -1,0 +1,43 @@
+"""
+Grammars of rows in captured steps. A step chooses tokens from p without the mask, and the host takes them up to the
+first that the grammar does not allow, in place of which it chooses one with the mask. That is a draw from the masked
+distribution, by rejection: a token of p is kept if it is allowed, and else drawn again among those that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ...verification.choosing import choose
+from ..request import Request
+
+
+def has_grammar(requests: Iterable[Request]) -> bool:
+    """Whether any of these requests has a grammar."""
+    return any(request.options.grammar is not None for request in requests)
+
+
+def constrained(request: Request, tokens: list[int], logits_at: Callable[[int], torch.Tensor]) -> list[int]:
+    """
+    The new tokens that a request takes from a captured step.
+
+    Args:
+        request (`Request`): before the step.
+        tokens (`list[int]`): the tokens that the step has chosen.
+        logits_at (`Callable[[int], torch.Tensor]`): logits from which a token was chosen, `[vocab]`, by its number.
+
+    Raises:
+        ValueError: if no token of the vocabulary continues the text.
+    """
+    mask = request.options.grammar
+    if mask is None:
+        return tokens
+    count = mask.num_allowed(request.tokens[len(request.prompt) :], tokens)
+    if count == len(tokens):
+        return tokens
+    kept, logits = tokens[:count], logits_at(count)[None].float()
+    ids = torch.tensor([request.tokens + kept], device=logits.device)
+    scores = request.options.processors(ids, logits)
+    return [*kept, int(choose(scores, request.options.do_sample))]
