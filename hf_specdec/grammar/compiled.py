@@ -80,6 +80,8 @@ class _Table:
             matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0)
             if matcher.is_error():
                 raise ValueError(f"`grammar` cannot be compiled: {matcher.get_error().strip()}")
+            # Copies share what the first mask needs, up to 30 ms of work: here it is the caller's, not the engine's.
+            GrammarText(matcher.deep_copy(), frozenset()).allowed()
         with self.lock:
             self._matchers[grammar] = matcher
             self._matchers.move_to_end(grammar)
