@@ -1,0 +1,43 @@
+"""Texts with a grammar on a GPU: real CUDA graphs, in `generate` and in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from llguidance import LLMatcher
+from support.batches import limits, ragged_prompts
+from support.models import noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR
+from support.tokenizer import tiny_tokenizer
+
+from hf_specdec import last_metrics
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+LINES = LLMatcher.grammar_from_regex(r"start[a-m]{2,9}( (aa|bb|zz)[a-f]{0,3}end){2,4}\.")
+CALL: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 0}, {"repetition_penalty": 1.2}]
+)
+def test_texts(options: dict[str, Any]) -> None:
+    """By whole steps, but with a penalty, which the host applies: greedy texts are those of plain `generate`."""
+    model, tokenizer = tiny_model(dtype=torch.float32).cuda(), tiny_tokenizer()
+    grammar, speculative = {"grammar": LINES, "tokenizer": tokenizer}, {"tree": IRREGULAR}
+    speculative |= {"assistant_model": noisy_copy(model, 0.05).cuda()}
+    inputs = {name: value.cuda() for name, value in prompts(3, 9).items()}
+    text = model.generate(**inputs, **CALL | options, **grammar, **speculative)
+    assert ("steps" in last_metrics().seconds) == ("repetition_penalty" not in options)
+    assert all(line.startswith("start") for line in tokenizer.batch_decode(text[:, 9:]))
+    outputs = model.generate_batch(
+        ragged_prompts((5, 9)), continuous_batching_config=limits(), **CALL | options, **grammar, **speculative
+    )
+    if not options.get("do_sample"):
+        assert torch.equal(text, model.generate(**inputs, **CALL | options, **grammar))
+        for output in outputs.values():
+            alone = model.generate(torch.tensor([output.prompt_ids]).cuda(), **CALL | options, **grammar)
+            assert output.prompt_ids + output.generated_tokens == alone[0].tolist()
