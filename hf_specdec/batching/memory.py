@@ -35,10 +35,11 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
 def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
     """
     Bytes of the recurrent and convolutional states of each of `max_requests` requests, of what steps leave pending of
-    the target's, and of waiting features on each device with a head that reads them; see `WaitingFeatures`.
+    them, and of waiting features on each device with a head that reads them; see `WaitingFeatures`.
     """
-    total = sizes.bytes_of_steps(models[0])
+    total: Counter[torch.device] = Counter()
     for model in models:
+        total += sizes.bytes_of_steps(model, dtype_in_use(model, models[0]))
         total += sizes.bytes_of_states(model, dtype_in_use(model, models[0]))
         if isinstance(model, PublishedModel):
             size = model.config.feature_size * dtype_in_use(model, models[0]).itemsize

@@ -95,9 +95,20 @@ class DevicePagedCache(PagedCache):
             accepted (`torch.Tensor` of shape `[rows]`, int64): accepted nodes; below 0 in rows that keep nothing.
             is_nan (`torch.Tensor` of shape `[rows]`, bool): rows with NaN.
         """
-        if self.kernel_forward is not None and self.state_rows is not None:
+        if self.kernel_forward is not None:
             self.kernel_forward.keep(path, (accepted + 1).clamp(min=0).masked_fill(is_nan, 0))
-            self.state_rows.masked_fill_(is_nan, -1)
+            self.leave(is_nan)
+
+    def keep_chain(self, counts: torch.Tensor) -> None:  # type: ignore[override]
+        """Keeps the first `counts` nodes (`[rows]`, int64) of the last forward, a chain; the next one commits them."""
+        if self.kernel_forward is not None:
+            nodes = self._numbers(self.kernel_forward.topology.num_queries)
+            self.kernel_forward.keep(nodes.expand(len(counts), -1), counts)
+
+    def leave(self, is_left: torch.Tensor) -> None:
+        """Takes their slot from some rows (`[rows]`, bool), whose states stay until the host has loaded them again."""
+        if self.state_layers and self.state_rows is not None:
+            self.state_rows.masked_fill_(is_left, -1)
 
     max_depth: int | None = None
     """Most levels below the root of the next forward's nodes, if known."""

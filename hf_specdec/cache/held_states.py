@@ -106,6 +106,14 @@ class HoldsStates:
             layer.commit_pending(rows)
         paths.forget(on_device)
 
+    def keep_chain(self, counts: list[int]) -> None:
+        """
+        Keeps the first `counts` nodes of every row, which a forward has run as a chain: they are read, whatever the
+        forwards after it draft. Lengths stay as they are.
+        """
+        self._unsettled = [list(range(count)) for count in counts]
+        self.settle()
+
     def keep_text(self, counts: list[int]) -> None:
         """Commits the first `counts` nodes of every row, which a forward has read as a text."""
         if self.state_layers:

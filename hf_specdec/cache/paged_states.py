@@ -26,6 +26,11 @@ class StatesOfRequests(HoldsStates):
 
     def seat_states(self, tables: list[BlockTable]) -> None:
         """Gives every request a row of the states; that of a new one is as before any token."""
+        self._begin_states(tables)
+        self.state_rows = torch.tensor(self.slots_of_rows(), dtype=torch.long, device=self.device)
+
+    def _begin_states(self, tables: list[BlockTable]) -> None:
+        """Gives requests without states a slot for them."""
         new = [table for table in tables if table not in self._states_of]
         taken = set(self._states_of.values())
         missing = len(new) + len(taken)
@@ -39,7 +44,6 @@ class StatesOfRequests(HoldsStates):
         if begun and self._pending_slots.intersection(begun):
             self._pending_slots -= frozenset(begun)
             self.pending_paths().forget(torch.tensor(begun, device=self.device))
-        self.state_rows = torch.tensor(self.slots_of_rows(), dtype=torch.long, device=self.device)
 
     def _grow_states(self, missing: int) -> None:
         """Makes room for so many rows of the states; for all at once, if graphs keep their addresses."""
@@ -55,6 +59,8 @@ class StatesOfRequests(HoldsStates):
 
     def note_states(self, tables: list[BlockTable]) -> list[int]:
         """The slots of requests' states, for a captured step that leaves nodes of theirs pending."""
+        if self.state_layers:
+            self._begin_states(tables)
         slots = [self._states_of[table] for table in tables] if self.state_layers else []
         self._pending_slots |= frozenset(slots)
         return slots

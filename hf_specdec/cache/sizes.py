@@ -78,7 +78,7 @@ def bytes_of_scans(
 
 
 def bytes_of_steps(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
-    """Bytes of what the nodes of a target's step leave pending of one text's states, where kernels compute these."""
+    """Bytes of what the nodes of a forward leave pending of one text's states, where kernels compute these."""
     if layer_kinds_of(model) is None or obstacle_to_kernels(model, dtype) is not None:
         return Counter()
     return bytes_of_pending(model, dtype)

@@ -43,6 +43,10 @@ class CapturedDraft(ABC):
         held.drafter = held.told = None
         return held
 
+    def leave(self, is_left: torch.Tensor) -> None:
+        """Leaves the draft's states of some rows (`[rows]`, bool) as they are, until the host loads these again."""
+        return
+
     @abstractmethod
     def propose(self, warp: Warp | None) -> DraftTree:
         """Grows the trees of all rows. `warp` makes the scores that children are drawn from, if drawn; see `grow`."""
@@ -77,7 +81,7 @@ class GrowingDraft(CapturedDraft):
         self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
     ):
         self.rows, self.tree, drafter = rows, tree, drafting.drafter
-        self.cache = DevicePagedCache(drafting.cache, rows.tables)
+        self.cache = DevicePagedCache(drafting.cache, rows.tables, rows.draft_slots)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
         self.chain = causal_chain(rows.size.lag, rows.device)
         # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
@@ -86,6 +90,9 @@ class GrowingDraft(CapturedDraft):
         if asked is not None:
             self.drafter.ask(asked)
         self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, self.first_slots)
+
+    def leave(self, is_left: torch.Tensor) -> None:
+        self.cache.leave(is_left)
 
     def write_as(self, cache: DevicePagedCache) -> None:
         self.cache.write_tables, self.cache.places = cache.write_tables, cache.places

@@ -23,11 +23,12 @@ from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit, num_decoder_layers
 from ..sequences import Rows, Sequences, StepRows
 from ..states import is_attention_free, layer_kinds_of, running_over
+from ..states.kernel import MOST_NODES
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
 from .captured import GrowingDraft
 from .drafting import MOST_UNREAD_TOKENS, CachedDrafting, can_be_captured
-from .growth import LevelNodes, Warp, grow
+from .growth import LevelNodes, RereadNodes, Warp, grow, num_forwarded
 
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class DraftModelDrafter(Drafter):
         is_padded = visible is not None
         self._shift = shift.tolist() if is_padded else None
         kind: type[TreeForward] = TreeForward if self.shared is None else ForwardOfShared
+        self.reread = RereadNodes()
         self.forward = kind(
             self.model,
             cache,
@@ -223,7 +225,7 @@ class DraftModelDrafter(Drafter):
     ) -> torch.Tensor:
         """
         Logits of a forward of `count` tokens per row, from its place in `starts` on, of which the first `new` of each
-        row have not been read. Where a row ends before, copies of its root follow.
+        row have not been read. Where a row ends before, copies of its root follow. What is read enters the states.
         """
         lengths = sequences.lengths
         if min(lengths) == max(lengths) == min(starts) + count == max(starts) + count:
@@ -232,16 +234,24 @@ class DraftModelDrafter(Drafter):
             first, end = (torch.tensor(values, device=sequences.device)[:, None] for values in (starts, lengths))
             tokens = sequences.gather(torch.minimum(first + torch.arange(count, device=sequences.device), end - 1))
         self.cache.set_lengths(starts)
-        chain = causal_chain(count, self.device)
-        logits = self.forward(tokens.to(self.device), *chain, logits_to_keep=logits_to_keep, counts=new).logits
+        chain, tokens = causal_chain(count, self.device), tokens.to(self.device)
+        if self.forward.has_state_kernels and count <= MOST_NODES:
+            logits = self.forward(tokens, *chain, logits_to_keep=logits_to_keep).logits
+            self.cache.keep_chain(new)
+            return logits
+        logits = self.forward(tokens, *chain, logits_to_keep=logits_to_keep, counts=new).logits
         if self.cache.state_layers:
             self.cache.settle_text()
         return logits
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, vocab]` of one level's nodes."""
-        query_depths = nodes.node_depths[:, -nodes.tokens.shape[1] :]
-        return self.forward(nodes.tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset).logits
+        queries = nodes.tokens.shape[1]
+        if self.forward.has_state_kernels:
+            nodes = self.reread.with_level(nodes)
+        depths = nodes.node_depths[:, -nodes.tokens.shape[1] :]
+        found = self.forward(nodes.tokens, nodes.ancestors, depths, nodes.node_depths, offset=nodes.offset).logits
+        return found[:, -queries:]
 
 
 # ------------------------------------------------------------------------------------- for requests in flight
@@ -253,7 +263,10 @@ class CapturedDraftModel(GrowingDraft):
     def propose(self, warp: Warp | None) -> DraftTree:
         rows = self.rows
         self.cache.at(rows.lengths - rows.counts)
+        self.cache.max_depth = rows.size.lag - 1
         logits = self.drafter.forward(rows.tail, *self.chain).logits
+        self.cache.keep_chain(rows.counts)
+        self.cache.max_depth = None if self.tree is None else max(self.tree.depth - 2, 0)
         self.cache.at(rows.lengths)
         last = torch.arange(len(logits), device=logits.device), rows.counts - 1
         return self.drafter.after_known(self._grown(logits[last], warp), rows.tail[last][:, None])
@@ -303,9 +316,10 @@ class DraftModelDrafting(CachedDrafting):
 
     @property
     def can_be_captured(self) -> bool:
-        if self._cache.state_layers:  # they read texts, and trees level by level, by torch
-            return False
         return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
+
+    def can_grow(self, tree: TokenTree | DynamicTree) -> bool:
+        return not self._cache.state_layers or num_forwarded(tree) <= MOST_NODES
 
     def room(self, request: Request) -> int:
         most = self.drafter.max_positions
@@ -320,6 +334,9 @@ class DraftModelDrafting(CachedDrafting):
     def note_proposed(self, requests: list[Request]) -> None:
         for request in requests:
             self.cache.note_length(request.table, request.length)
+
+    def note_dropped(self, requests: list[Request]) -> None:
+        self.note_proposed(requests)  # the tokens that were read are of the texts
 
 
 def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:

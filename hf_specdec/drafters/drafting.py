@@ -152,6 +152,10 @@ class Drafting(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured.")
 
+    def can_grow(self, tree: TokenTree | DynamicTree) -> bool:
+        """Whether the draft can grow a tree in a captured step."""
+        return tree.depth <= self.most_levels
+
     tells = False
     """Whether the draft estimates its acceptance before a tree grows; see `FeatureDrafter.confidence`."""
     most_levels = sys.maxsize
@@ -173,6 +177,10 @@ class Drafting(ABC):
 
     def note_proposed(self, requests: list[Request]) -> None:
         """Takes note that the draft within a captured step has read all tokens of these requests."""
+        return
+
+    def note_dropped(self, requests: list[Request]) -> None:
+        """As `note_proposed`, for a step of which nothing else is taken."""
         return
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
@@ -214,9 +222,9 @@ class CachedDrafting(Drafting):
 
 
 def can_be_captured(forward: TreeForward) -> bool:
-    """Whether a draft's forwards can be part of a captured step: it has run before and uses the attention kernel."""
+    """Whether a draft's forwards can be part of a captured step: it has run before, and by kernels alone."""
     cache: Any = forward.cache
-    return forward.can_be_captured and forward.has_kernel and forward.dtype in DTYPES and cache.has_memory
+    return forward.can_be_captured and forward.has_kernels and forward.dtype in DTYPES and cache.has_memory
 
 
 def nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:

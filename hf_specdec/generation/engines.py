@@ -131,6 +131,7 @@ def _forget(model: weakref.ref[PreTrainedModel], key: EngineKey) -> None:
 def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: int, num_slots: int) -> EngineKey:
     draft = drafter.models[0]
     needed = -(-num_slots // BLOCK_SIZE) + 1
+    has_states = layer_kinds_of(model) is not None or layer_kinds_of(draft) is not None
     changes_trees = isinstance(plan.tree, AutoTree | TreeSchedule) or plan.disable_by_batch_size is not None
     return EngineKey(
         draft=id(draft),
@@ -138,7 +139,7 @@ def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: 
         blocks=max(FEWEST_BLOCKS, 1 << (needed - 1).bit_length()) - 1,
         dtypes=(model.dtype, model.device, draft.dtype, draft.device),
         compiles=plan.compile,
-        compiles_whole=plan.compile and not changes_trees and layer_kinds_of(model) is None,
+        compiles_whole=plan.compile and not changes_trees and not has_states,
         in_inference_mode=torch.is_inference_mode_enabled(),
     )
 
@@ -179,5 +180,5 @@ def _has_memory(model: PreTrainedModel, drafter: Drafter, key: EngineKey) -> boo
     per_token = sum(sum(bytes_per_token(part).values()) for part in (model, *drafter.models))
     free, _ = torch.cuda.mem_get_info(model.device)
     cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    per_row = (bytes_of_states(model) + bytes_of_steps(model)).total()
+    per_row = sum((bytes_of_states(part) + bytes_of_steps(part)).total() for part in (model, *drafter.models))
     return key.rows * (key.blocks * BLOCK_SIZE * per_token + per_row) < SHARE_OF_FREE_MEMORY * (free + cached)

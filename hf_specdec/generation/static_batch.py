@@ -26,7 +26,7 @@ from ..models.positions import num_positions
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device, forward_parameters
-from ..states import is_attention_free, layer_kinds_of
+from ..states import is_attention_free
 from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_CHOOSE, NOTHING_TO_DRAW_FROM
 from .arguments import CallArguments
@@ -95,8 +95,6 @@ class StaticBatch:
                 return f"the kernels do not take {dtype}"
             if execution_device(part) != self.call.input_ids.device:
                 return f"{type(part).__name__} is on another device than the prompt"
-        if any(layer_kinds_of(part) is not None for part in self.call.drafter.models):
-            return "drafts with states run by the host"
         attends = not is_attention_free(self.call.model)
         if attends and not attends_by_kernel(self.call.model, implementation_of(self.call.model), is_paged=True):
             return f"{type(self.call.model).__name__} does not attend by the kernel"

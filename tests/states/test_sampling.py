@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Targets of 8 tokens and two layers: their values beside `TINY`."""
+OF_BAMBA = TINY | FAMILIES["bamba"]
 EACH_KIND = ("bamba", "qwen3_5_text", "kimi_linear", "lfm2", "jamba", "zaya")
 """A family for each kind of layer; others are slow tests."""
 MANY_ROWS = {"zaya": 1400}
@@ -103,9 +104,11 @@ def settle_all(layer: Any, path: Path) -> None:
     _settle(layer, path)
 
 
-def test_samples_of_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["attention", "states"])
+def test_samples_of_captured_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By rejection of drawn children; not if a step commits a node more than was accepted."""
-    steps, draft = install(monkeypatch, with_kernel=True), copy.deepcopy(a_draft("other")).float()
+    steps = install(monkeypatch, with_kernel=True)
+    draft = copy.deepcopy(a_draft("other")).float() if kind == "attention" else hybrid("bamba", 1, **OF_BAMBA)
 
     def found() -> Fit:
         tokens = sampled_tokens(the_target(), draft, SpeculativeConfig(tree=TREE, cuda_graphs=True), ROWS)

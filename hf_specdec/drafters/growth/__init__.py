@@ -11,6 +11,7 @@ Growth of a tree, level by level, from a draft's logits, whatever model computes
 - `likeliest`: the likeliest nodes of a wider tree.
 - `best_tokens`, `drawing`: a level's candidates.
 - `nodes`: the nodes that a level forwards.
+- `reread`: those of all levels so far, where states let them be read from the root alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .dynamic import grow_dynamic
 from .likeliest import LikeliestNodes
 from .nodes import LevelNodes, Noise, RunLevel, Warp
 from .positions import grow_from_positions
+from .reread import RereadNodes, num_forwarded
 from .static import grow_drawn, grow_static, held_levels
 
 
@@ -34,6 +36,7 @@ __all__ = [
     "LevelNodes",
     "LikeliestNodes",
     "Noise",
+    "RereadNodes",
     "RunLevel",
     "Tempered",
     "Warp",
@@ -46,6 +49,7 @@ __all__ = [
     "grow_from_positions",
     "grow_static",
     "held_levels",
+    "num_forwarded",
 ]
 
 

@@ -291,6 +291,7 @@ class DevicePrompts:
             kinds,
             room=nothing,
             counts=counts,
+            draft_slots=[-1] * len(requests),
             places=[WaitingFeatures.NOBODY] * len(requests),
             slots=slots,
             slot_steps=nothing,

@@ -62,6 +62,7 @@ class RowValues:
     kinds: list[Verifier]
     room: list[int]
     counts: list[int]
+    draft_slots: list[int]
     places: list[int]
     slots: list[int]
     slot_steps: list[int]
@@ -95,6 +96,7 @@ class InFlightRows:
             "counts": (rows,),
             "slots": (rows,),
             "state_slots": (rows,),
+            "draft_slots": (rows,),
             "tail": (rows, size.lag),
         }
         shapes = moving | {
@@ -143,6 +145,8 @@ class InFlightRows:
         """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
         self.state_slots: torch.Tensor = on_device["state_slots"]
         """Slot of each row's states in the target's cache, `[rows]` int64; -1 for none."""
+        self.draft_slots: torch.Tensor = on_device["draft_slots"]
+        """Slot of each row's states in the draft's cache, `[rows]` int64; -1 for none, and in rows not drafted for."""
         self.slot_steps: torch.Tensor = on_device["slot_steps"]
         """
         Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
@@ -173,7 +177,8 @@ class InFlightRows:
         for name in ("room", "kinds", "slot_steps", "top_k", "adapters", "tail", "position_shifts"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
-        host["state_slots"][first:] = -1
+        for name in ("state_slots", "draft_slots"):
+            host[name][first:] = -1
         host["slots"][first:] = self._unwanted_slot
         for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
@@ -298,6 +303,7 @@ class InFlightRows:
         """Lets no row have a slot for states, or a wanted one for features, until rows are loaded again."""
         self.slots.fill_(self._unwanted_slot)
         self.state_slots.fill_(-1)
+        self.draft_slots.fill_(-1)
 
     @property
     def position_shift(self) -> torch.Tensor | None:

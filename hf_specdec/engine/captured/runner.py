@@ -173,6 +173,7 @@ class DeviceSteps:
                 self._drop_features(parts[:number])
                 for earlier in parts[:number]:
                     self._target.cache.drop_states([request.table for request in earlier.own])
+                    self._drafting.note_dropped(earlier.of(earlier.drafted))
                 return
             outcome.launched_at = outcome.launched_at or step.launched_at
             if len(parts) == 1:
@@ -228,7 +229,7 @@ class DeviceSteps:
             plan: Any = group.asked.plan
             if not self._drafting.can_be_captured:
                 return None
-            if plan.tree.depth > self._drafting.most_levels:
+            if not self._drafting.can_grow(plan.tree):
                 return None
             if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
                 return None

@@ -201,6 +201,7 @@ class InFlightStep(CapturedStep):
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
         cache.keep_states(path, accepted, is_nan)
+        self.draft.leave(is_nan)
         if self.can_repeat:
             rows.advance(accepted, new, compiled)
         return [self._report]

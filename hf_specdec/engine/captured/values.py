@@ -53,11 +53,15 @@ class ValuesOfRows:
         readers = part.of([row for row in part.rows if row in read])
         self._drafting.catch_up(readers, lag)
         lags = dict(zip(readers, self._drafting.lags(readers) if readers else [], strict=True))
+        cache = self._drafting.cache
+        states = [] if cache is None else cache.note_states([one.table for one in readers])
+        state_slots = dict(zip(readers, states, strict=False))
         places, slots = self._features_of(own, lags, waits, part.depth + 1)
         return RowValues(
             kinds=[one.options.verifier(part.draws and place < len(drafted)) for place, one in enumerate(own)],
             room=[self._drafting.room(one) for one in drafted] + [0] * len(part.plain),
             counts=[lags.get(one, 1) for one in own],
+            draft_slots=[state_slots.get(one, -1) for one in own],
             places=places,
             slots=slots,
             slot_steps=[0 if one in lags or one.options.plan is None else 1 for one in own],
