@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..models.probe import layers_of
 from ..models.probed_layers import CachedLayer
 from ..models.structure import config_of_layer, execution_device
-from ..states import layer_kinds_of, most_bytes, recurrences_of
+from ..states import layer_kinds_of, most_bytes, most_bytes_of_reading, recurrences_of
 from ..states.served import bytes_of_pending, obstacle_to_kernels
 
 
@@ -73,6 +73,8 @@ def bytes_of_scans(
         state = layer.tensors[-1][0]
         widths = {min(recurrence.block, width) for width in (max(tokens // rows, 1), tokens)}
         of_prompts = [most_bytes(recurrence, state, min(rows, -(-tokens // width)), width) for width in widths]
+        if layer.device.type != "cpu":
+            of_prompts.append(most_bytes_of_reading(recurrence, state, rows, tokens))
         most[layer.device] = max(most[layer.device], most_bytes(recurrence, state, rows, nodes), *of_prompts)
     return most
 

@@ -5,7 +5,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 - `recurrence`: what a kind of layer must say; one file for each kind: `delta_rule`,
   `mamba2`, `mamba1`.
 - `convolution`: the short convolutions before them, and those of layers that have nothing else.
-- `texts`: a text is read block by block, as a chain.
+- `texts`: a text is read block by block, as a chain, or by some kinds with few launches.
 - `groups`: rows are followed in groups, where a recurrence takes much memory meanwhile.
 - `kernel`: the kernels that compute the same on a GPU; `served`: for which models.
 - `topology`: which nodes follow which, as layers read it.
@@ -16,7 +16,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 """
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
-from .groups import advance_in_groups, most_bytes, score_in_groups
+from .groups import advance_in_groups, most_bytes, most_bytes_of_reading, score_in_groups
 from .hook import mixers_of_their_own, recurrences_of, running_cache, running_over, states_over_trees
 from .kernel import KernelForward, PendingPaths, StateKernel, StaticKernelForward
 from .recurrence import Recurrence
@@ -39,6 +39,7 @@ __all__ = [
     "layer_kinds_of",
     "mixers_of_their_own",
     "most_bytes",
+    "most_bytes_of_reading",
     "read_text",
     "recurrences_of",
     "running_cache",

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hf_specdec_kernels import PendingPath
 
 
+PART = 16
+"""Tokens of a text whose products are taken channel by channel, where each channel has a decay of its own."""
+
+
 class DeltaRuleKernel(StateKernel):
     """`tree_delta_rule` of `hf_specdec_kernels`, for a decay per head or per key channel."""
 
@@ -103,6 +107,7 @@ class DeltaRule(Recurrence):
     """
 
     functions = ("torch_chunk_gated_delta_rule",)
+    reads_at_once = True
     kernel = DeltaRuleKernel(decays_channels=False)
 
     def inputs(
@@ -169,13 +174,10 @@ class DeltaRule(Recurrence):
         }
         return outputs.transpose(1, 2).to(inputs["value"].dtype), kept
 
-    def reads_at_once(self, inputs: dict[str, torch.Tensor]) -> bool:
-        return inputs["g"].shape[-1] == 1  # else products are taken channel by channel
-
     def bytes_of_reading(self, state: tuple[int, ...]) -> int:
         heads, key_dim, value_dim = state
         # Queries, keys and values as they are, decayed, and solved; and three products of a block.
-        return 4 * heads * (5 * key_dim + 4 * value_dim + 3 * self.block)
+        return 4 * heads * (5 * (key_dim + value_dim) + 3 * self.block_at_once)
 
     def read(
         self, state: torch.Tensor, inputs: dict[str, torch.Tensor], is_on: torch.Tensor
@@ -185,7 +187,7 @@ class DeltaRule(Recurrence):
         of a block, u = T β v − T β e^G k S (the chunk form of arXiv 2412.06464).
         """
         num_heads, length = inputs["value"].shape[2], is_on.shape[1]
-        block = min(self.block, length)
+        block = self.block_at_once
         is_off, padding = ~is_on[:, :, None, None], -length % block
         query, key, value, g, beta = (
             F.pad(_by_head(inputs[name].float().masked_fill(is_off, 0.0), num_heads), (0, 0, 0, padding)).unflatten(
@@ -195,14 +197,12 @@ class DeltaRule(Recurrence):
         )
         sums = g.cumsum(dim=3)
         last, decay = sums[..., -1:, :], sums.exp()
-        is_later = torch.ones(block, block, dtype=torch.bool, device=g.device).triu(1)
-        decays = (sums - sums.transpose(3, 4)).masked_fill_(is_later, -torch.inf).exp_()
-        others = key.transpose(3, 4)
         given = torch.cat([value, decay * key], dim=-1) * beta
-        solved = torch.linalg.solve_triangular(beta * decays * (key @ others), given, upper=False, unitriangular=True)
+        among_keys, with_queries = _products_of_blocks(key, query, sums)
+        solved = torch.linalg.solve_triangular(beta * among_keys, given, upper=False, unitriangular=True)
         new, reads = solved.split([value.shape[-1], key.shape[-1]], dim=-1)
-        with_queries, query, key = decays * (query @ others), decay * query, (last - sums).exp() * key
-        outputs, moved, last = [], state.float(), last.exp()
+        query, key, last = decay * query, (last - sums).exp() * key, last.exp().transpose(3, 4)
+        outputs, moved = [], state.float()
         for place in range(new.shape[2]):
             deltas = new[:, :, place] - reads[:, :, place] @ moved
             outputs.append(query[:, :, place] @ moved + with_queries[:, :, place] @ deltas)
@@ -223,11 +223,16 @@ class KimiDeltaAttention(DeltaRule):
 
     functions = ("chunk_kimi_delta_attention",)
     kernel = DeltaRuleKernel(decays_channels=True)
-    block = 16  # the products of a block are taken channel by channel
+    block = PART  # the products of a block are taken channel by channel
 
     def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
         heads, channels = state[:2]
         return 4 * heads * queries * nodes * channels  # `_products`: the decayed keys
+
+    def bytes_of_reading(self, state: tuple[int, ...]) -> int:
+        heads, channels = state[:2]
+        # Sums and decays of channels; and the decayed keys of `_products_of_blocks`.
+        return super().bytes_of_reading(state) + 4 * heads * channels * (4 + PART)
 
 
 def _by_head(values: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -257,3 +262,36 @@ def _products(
         return tuple((decay * (one @ others)).masked_fill(is_off, 0.0) for one in (key, query))  # type: ignore
     decayed = decays.mul_(keys[:, :, None])
     return tuple(torch.einsum("bhid,bhijd->bhij", one, decayed) for one in (key, query))  # type: ignore
+
+
+def _products_of_blocks(
+    key: torch.Tensor, query: torch.Tensor, sums: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    As `_products`, of each block of a text with itself, `[batch, heads, blocks, block, block]` each; what is above the
+    diagonal of the first one is any number.
+
+    By channels, a block is divided in parts. With R the sum before a part, its tokens i and the tokens j before it
+    have k_i e^(G_i − R) · k_j e^(R − G_j), whose exponents are at most 0; within a part, products go by channels.
+    """
+    block = key.shape[3]
+    if sums.shape[-1] == 1:
+        is_later = torch.ones(block, block, dtype=torch.bool, device=key.device).triu(1)
+        decays = (sums - sums.transpose(3, 4)).masked_fill_(is_later, -torch.inf).exp_()
+        others = key.transpose(3, 4)
+        return decays * (key @ others), decays * (query @ others)
+    found = tuple(one.new_zeros(*one.shape[:4], block) for one in (key, query))
+    is_later = torch.ones(PART, PART, dtype=torch.bool, device=key.device).triu(1)[..., None]
+    of_parts = sums.unflatten(3, (-1, PART))
+    decayed = of_parts[..., None, :] - of_parts[..., None, :, :]
+    decayed.masked_fill_(is_later, -torch.inf).exp_().mul_(key.unflatten(3, (-1, PART))[..., None, :, :])
+    within = [(decayed @ one.unflatten(3, (-1, PART))[..., None])[..., 0] for one in (key, query)]
+    for start in range(0, block, PART):
+        own = slice(start, start + PART)
+        before = sums[..., start - 1 : start, :] if start else 0.0
+        earlier = ((before - sums[..., :start, :]).exp() * key[..., :start, :]).transpose(3, 4)
+        since = (sums[..., own, :] - before).exp()
+        for products, one, inner in zip(found, (key, query), within, strict=True):
+            products[..., own, :start] = (since * one[..., own, :]) @ earlier
+            products[..., own, own] = inner[..., start // PART, :, :]
+    return found  # type: ignore[return-value]

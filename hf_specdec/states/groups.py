@@ -61,7 +61,10 @@ def rows_of_group(recurrence: Recurrence, state: tuple[int, ...], queries: int, 
 
 def most_bytes(recurrence: Recurrence, state: tuple[int, ...], rows: int, nodes: int) -> int:
     """Bytes that a forward of so many rows and nodes takes meanwhile."""
-    scored = min(rows, rows_of_group(recurrence, state, nodes, nodes)) * recurrence.transient_bytes(
-        state, nodes, nodes
-    )
-    return max(scored, min(rows * nodes * recurrence.bytes_of_reading(state), MOST_BYTES))
+    return min(rows, rows_of_group(recurrence, state, nodes, nodes)) * recurrence.transient_bytes(state, nodes, nodes)
+
+
+def most_bytes_of_reading(recurrence: Recurrence, state: tuple[int, ...], rows: int, tokens: int) -> int:
+    """Bytes that texts of so many rows take meanwhile, of so many tokens all together, where they are read at once."""
+    per_token = recurrence.bytes_of_reading(state)
+    return min(tokens * per_token, max(MOST_BYTES, rows * recurrence.block_at_once * per_token))

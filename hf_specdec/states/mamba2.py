@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from .kernel import LARGEST_KEY, KernelForward, StateKernel
 from .recurrence import Recurrence
@@ -85,6 +85,7 @@ class Mamba2(Recurrence):
     functions = ("mamba2_chunk_scan",)
     kernel = Mamba2Kernel()
     constants = ("A", "D", "limits")
+    reads_at_once = True
 
     def inputs(
         self,
@@ -137,6 +138,40 @@ class Mamba2(Recurrence):
         outputs = before * sums.exp()[..., None] + within + inputs["D"].float()[..., None] * x
         # Falcon-H1 takes a view of them.
         return outputs.contiguous().to(inputs["x"].dtype), kept | {"sum": sums}
+
+    def bytes_of_reading(self, state: tuple[int, ...]) -> int:
+        heads, head_dim, size = state
+        # x, what it writes, as it is and decayed, outputs; B and C of heads, decayed; three products of a block.
+        return 4 * heads * (5 * head_dim + 4 * size + 3 * self.block_at_once)
+
+    def read(
+        self, state: torch.Tensor, inputs: dict[str, Any], is_on: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `score` and `advance` block by block, but all that does not depend on the state at once."""
+        heads, length = inputs["x"].shape[2], is_on.shape[1]
+        padding = -length % self.block_at_once
+        x, dt, B, C = (
+            pad(one.float().masked_fill(~is_on[:, :, None, None], 0.0).transpose(1, 2), (0, 0, 0, padding)).unflatten(
+                2, (-1, self.block_at_once)
+            )
+            for one in (inputs["x"], inputs["dt"][..., None], inputs["B"], inputs["C"])
+        )  # [batch, heads or groups, blocks, block, …]
+        sums = (dt * inputs["A"].float()[:, None, None, None]).cumsum(dim=3)
+        last, write = sums[..., -1:, :], dt * x
+        is_later = torch.ones(self.block_at_once, self.block_at_once, dtype=torch.bool, device=x.device).triu(1)
+        decays = (sums - sums.transpose(3, 4)).masked_fill_(is_later, -torch.inf).exp_()
+        repeats = heads // B.shape[1]
+        products = (C @ B.transpose(3, 4)).repeat_interleave(repeats, dim=1)
+        found = decays.mul_(products) @ write + inputs["D"].float()[:, None, None, None] * x
+        B, C = (one.repeat_interleave(repeats, dim=1) for one in (B, C))
+        C, write, last = sums.exp() * C, ((last - sums).exp() * write).transpose(3, 4), last.exp()
+        moved = state.float()
+        for place in range(found.shape[2]):
+            found[:, :, place] += C[:, :, place] @ moved.transpose(2, 3)
+            moved = moved * last[:, :, place] + write[:, :, place] @ B[:, :, place]
+        outputs = found.flatten(2, 3)[:, :, :length].transpose(1, 2)
+        # Falcon-H1 takes a view of them.
+        return outputs.contiguous().to(inputs["x"].dtype), moved.to(state.dtype)
 
     def advance(self, state: torch.Tensor, kept: dict[str, Any], is_on: torch.Tensor) -> torch.Tensor:
         decay = kept["decay"].masked_fill(~is_on[..., None], 0.0)

@@ -37,6 +37,10 @@ class Recurrence(ABC):
     """Whether transformers' function takes an earlier state; else its forwards of several tokens forget it."""
     block: ClassVar[int] = 64
     """Nodes of a text that are scored at once; the work within a block grows with its square."""
+    reads_at_once: ClassVar[bool] = False
+    """Whether there is a `read`; else `score` and `advance` read all texts block by block."""
+    block_at_once: ClassVar[int] = 64
+    """Tokens of a block of `read`."""
 
     @abstractmethod
     def inputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -85,10 +89,6 @@ class Recurrence(ABC):
                 row; what the others have may be NaN.
         """
 
-    def reads_at_once(self, inputs: dict[str, Any]) -> bool:
-        """Whether `read` takes these inputs; else `score` and `advance` read a text block by block."""
-        return False
-
     def bytes_of_reading(self, state: tuple[int, ...]) -> int:
         """Bytes that `read` takes for a token meanwhile, if there is such a form; `state` as in `transient_bytes`."""
         return 0
@@ -101,7 +101,7 @@ class Recurrence(ABC):
 
         Args:
             state (`torch.Tensor` of shape `[batch, …]`): the state before the text.
-            inputs (`dict`): what the tokens have, `[batch, tokens, …]` each.
+            inputs (`dict`): what the tokens have, `[batch, tokens, …]` each, and the `constants`.
             is_on (`torch.Tensor` of shape `[batch, tokens]`, bool): which tokens enter the state, the first ones of
                 each row; what the others have may be NaN, and so may their outputs.
         """

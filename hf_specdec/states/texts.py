@@ -28,7 +28,7 @@ def read_text(
     )
     length, inputs = len(places), recurrence.of_prompt(inputs, is_prompt)
     # Block by block takes fewer operations, and more launches.
-    if recurrence.reads_at_once(inputs) and state.device.type != "cpu":
+    if recurrence.reads_at_once and state.device.type != "cpu":
         return read_at_once(recurrence, state, inputs, is_on)
     constants = {name: inputs[name] for name in recurrence.constants}
     outputs, dtype = [], state.dtype
@@ -48,10 +48,10 @@ def read_at_once(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Recurrence.read`, for as many tokens at once as there is memory for meanwhile; see `groups.MOST_BYTES`."""
     per_token = recurrence.bytes_of_reading(tuple(state.shape[1:])) * len(state)
-    most = max(MOST_BYTES // (per_token * recurrence.block), 1) * recurrence.block
-    outputs = []
+    most = max(MOST_BYTES // (per_token * recurrence.block_at_once), 1) * recurrence.block_at_once
+    constants, outputs = {name: inputs[name] for name in recurrence.constants}, []
     for start in range(0, is_on.shape[1], most):
-        part = {name: values[:, start : start + most] for name, values in inputs.items()}
-        found, state = recurrence.read(state, part, is_on[:, start : start + most])
+        part = {name: values[:, start : start + most] for name, values in inputs.items() if name not in constants}
+        found, state = recurrence.read(state, part | constants, is_on[:, start : start + most])
         outputs.append(found)
     return torch.cat(outputs, dim=1), state

@@ -19,7 +19,7 @@ from hf_specdec.cache import TreeCache
 from hf_specdec.forwards.node_inputs import causal_chain
 from hf_specdec.forwards.outputs import over_trees
 from hf_specdec.forwards.tree_forward import TreeForward
-from hf_specdec.states import groups, layer_kinds_of, recurrences_of
+from hf_specdec.states import groups, layer_kinds_of, most_bytes_of_reading, recurrences_of
 
 
 SERVED = ("qwen3_5_text", "kimi_linear", "bamba", "jamba")
@@ -98,6 +98,21 @@ def test_scans_take_the_memory_that_is_counted(family: str, rows: int, monkeypat
     with over_trees(model), torch.no_grad():
         forward(torch.full((rows, nodes), 5), *causal_chain(nodes, model.device))
     assert max(found) == bytes_of_scans([model], rows, 1, nodes)[model.device] == min(rows, 2) * a_row
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "bamba"])
+def test_texts_take_no_more_memory_than_is_counted(family: str) -> None:
+    recurrence, rows, tokens, heads, size = recurrences_of(hybrid(family))[0], 2, 256, 8, 64
+    query, key, value, wide = (torch.rand(rows, tokens, heads, size) for _ in range(4))
+    given = (query, key, value, -wide if family == "kimi_linear" else -wide[..., 0], wide[..., 0])
+    if family == "bamba":
+        given = (value, wide[..., 0], -torch.rand(heads), key[:, :, :1], query[:, :, :1])
+    inputs = recurrence.inputs(*given)
+    state = recurrence.first_state(inputs)
+    counted = most_bytes_of_reading(recurrence, tuple(state.shape[1:]), rows, rows * tokens)
+    with Peak(1 << 12) as peak:
+        recurrence.read(state, inputs, torch.ones(rows, tokens, dtype=torch.bool))
+    assert counted / 2 < peak.most <= counted
 
 
 def test_scans_leave_blocks_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
