@@ -16,7 +16,7 @@ from support.heads import GOLDENS, trained_head
 from support.hybrids import CAPTURED, draft_of, hybrid, is_known
 from support.merges import noted_merges
 from support.models import FAMILIES, UNEQUAL, noisy_copy, prompts, tiny_model
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
@@ -142,6 +142,29 @@ def test_states(family: str, way: str) -> None:
             metrics = hf_specdec.last_metrics()
             assert metrics.num_accepted_tokens > 0
             assert ("steps" in metrics.seconds) is (way.endswith("steps") and family != "kimi_linear")
+
+
+@pytest.mark.filterwarnings("error:.*could not be")
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "bamba", "jamba", "mamba2", "kimi_linear"])
+def test_drafts_with_states(family: str) -> None:
+    """They accept in captured steps and forwards what they accept by the host's, but near the end."""
+    target, draft = copy.deepcopy(hybrid(family)).cuda(), noisy_copy(hybrid(family), 0.03).cuda()
+    inputs = {name: value.cuda() for name, value in prompts(3, 14, padding=True).items()}
+    options = {"max_new_tokens": 30, "do_sample": False}
+    plain = target.generate(**inputs, **options)
+    for tree in TREES:
+        accepted = []
+        for cuda_graphs, penalty in ((False, None), ("auto", None), ("auto", 1.0)):  # a processor is the host's
+            config = SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+            processors = LogitsProcessorList([] if penalty is None else [lambda ids, scores: scores])
+            given = options | {"logits_processor": processors}
+            text = target.generate(**inputs, **given, assistant_model=draft, speculative_config=config)
+            assert torch.equal(text, plain)
+            metrics = hf_specdec.last_metrics()
+            accepted.append([row[:6] for row in metrics.accepted_per_step])
+            is_whole = cuda_graphs == "auto" and penalty is None and family != "kimi_linear"
+            assert ("steps" in metrics.seconds) is is_whole
+        assert accepted[0] == accepted[1] == accepted[2] and sum(map(sum, accepted[0])) > 0
 
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])

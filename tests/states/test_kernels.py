@@ -104,6 +104,7 @@ import pytest
 import hf_specdec, hf_specdec_kernels
 from support.graphs import install_stand_in
 from support.hybrids import Oracle, hybrid, padded
+from support.models import noisy_copy
 
 used = set()
 
@@ -129,6 +130,12 @@ for family in ("qwen3_5_text", "mamba2"):
         drafter = Oracle(expected, 3, rests=0.2)
         found = model.generate(**inputs, **options, assistant_model=drafter, speculative_config=config)
     assert found.sequences.tolist() == expected
+    with pytest.MonkeyPatch.context() as patch:
+        install_stand_in(patch, with_kernel=True)
+        drafter = noisy_copy(model, 0.03)
+        config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0), (0, 0, 0)]", cuda_graphs=True)
+        found = model.generate(**inputs, **options, assistant_model=drafter, speculative_config=config)
+    assert found.sequences.tolist() == expected and hf_specdec.last_metrics().num_accepted_tokens > 0
     print(family, *sorted(used))
 """
 
