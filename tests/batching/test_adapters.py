@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.adapters import stacks
 from hf_specdec.compiling import layers
+from hf_specdec.graphs.paged import PagedGraphs
 
 
 pytest.importorskip("peft", reason="adapters need peft")
@@ -136,8 +137,9 @@ def test_prompts_with_images() -> None:
 
 @pytest.mark.parametrize("kind", ["draft", "head"])
 def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph serves every mix of adapters."""
+    """One graph serves every mix of adapters, of steps and of prompts."""
     install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setattr(PagedGraphs, "prompt_widths", (4, 8, 16))
     model = adapted(tiny_model(dtype=torch.float32))
     draft = noisy_copy(tiny_model(dtype=torch.float32), 0.05) if kind == "draft" else tiny_head(model).float()
     with manager_of(model, draft, tree=TREE) as manager:
@@ -149,6 +151,7 @@ def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPa
             outputs = {output.request_id: output for output in (manager.get_result(timeout=60) for _ in names)}
             assert [outputs[name].generated_tokens for name in names] == texts
             assert len(runs) - before > 4
+        assert manager.engine.device_steps.prompts._steps
     assert_nothing_left(manager)
 
 
