@@ -75,8 +75,6 @@ class Admission:
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.present_run: Callable[[], int | None] = lambda: None
         """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
-        self.check_adapter: Callable[[Choice], None] = lambda choice: None
-        """Checks the adapter of a request; raises a `ValueError` or `TypeError`."""
         self._checked_in: Hashable | None = None
         """The run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
@@ -154,7 +152,6 @@ class Admission:
             ValueError, TypeError: if the request cannot be served.
         """
         check_kinds(request_id, speculate, seed)
-        self.check_adapter(adapter)
         logprobs = LogprobOptions.of(top_logprobs, logprobs_mode, self._returns_logprobs)
         tokens, values = split_prompt(input_ids, model_inputs)
         prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)

@@ -92,7 +92,6 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         )
         engine = self.engine
         self._admission.present_run = lambda: engine.present_run
-        self._admission.check_adapter = engine.target.adapters.check
         engine.check_models = partial(check_foreign_hooks, model, drafter, config)
         self._made_for = self._models_now()
         self.was_kept = False
@@ -230,6 +229,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         self._check_ranks()
         self._loop.check_open()
         self._check_queue(1)
+        self.engine.target.adapters.check(adapter)
         options = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id} | options
         request = self._admission.request(
             self._new_name() if request_id is None else request_id,
@@ -284,6 +284,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         """Adds requests as `add_requests` does; only `check`, called last, looks at the limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         adapters = of_each(options.pop("adapter", ...), len(inputs))
+        checked: list[Choice] = []
+        for adapter in adapters:
+            if adapter not in checked:  # few of many requests
+                self.engine.target.adapters.check(adapter)
+                checked.append(adapter)
         # While no engine runs, the call is a run of its own: its requests are checked and prepared together.
         run = object() if self._admission.present_run() is None else None
         requests = [
