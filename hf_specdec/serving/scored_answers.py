@@ -38,20 +38,21 @@ class ScoredQueue:
     """
 
     def __init__(self, pieces: Any, logprobs: AnswerLogprobs):
-        self._pieces, self._logprobs, self._is_over = pieces, logprobs, False
+        self._pieces, self._logprobs, self._owes_end = pieces, logprobs, False
         self.of_text: deque[list[ScoredToken]] = deque()
         """The tokens of the pieces of text that have been read; those of reasoning are with the text after it."""
         self._of_reasoning: list[ScoredToken] = []
 
     async def get(self) -> Any:
         """Waits for the next piece and returns it."""
-        return None if self._is_over else self._scored(await self._pieces.get())
+        return self._end() if self._owes_end else self._scored(await self._pieces.get())
 
     def get_nowait(self) -> Any:
         """Returns the next piece without waiting; raises `asyncio.QueueEmpty` if there is none."""
-        if self._is_over:
-            return None
-        return self._scored(self._pieces.get_nowait())
+        return self._end() if self._owes_end else self._scored(self._pieces.get_nowait())
+
+    def _end(self) -> None:
+        self._owes_end = False
 
     def _scored(self, piece: Any) -> Any:
         if piece is not None and not isinstance(piece, str):
@@ -59,7 +60,7 @@ class ScoredQueue:
         tokens = self._logprobs.take()
         if piece is None and not tokens:
             return None
-        self._is_over = piece is None
+        self._owes_end = piece is None
         found: Any = ScoredReasoning(piece) if isinstance(piece, ReasoningText) else ScoredText(piece or "")
         found.tokens = tokens
         if isinstance(piece, ReasoningText):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -23,8 +24,10 @@ for package in ("fastapi", "openai", "prometheus_client"):
 from openai.types import Completion  # noqa: E402
 from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
 from openai.types.responses import Response  # noqa: E402
+from transformers.cli.serving.utils import ReasoningText  # noqa: E402
 
 from hf_specdec.serving.answer_logprobs import AnswerLogprobs, of_chat, of_completion  # noqa: E402
+from hf_specdec.serving.scored_answers import ScoredQueue  # noqa: E402
 from hf_specdec.serving.token_bytes import TokenBytes  # noqa: E402
 
 
@@ -174,6 +177,24 @@ def test_none_where_nobody_asks(clients: dict[str, Any]) -> None:
 def test_refusals(clients: dict[str, Any], path: str, body: dict[str, Any], words: str) -> None:
     response = clients["raw"].post(f"/v1/{path}", json=body)
     assert response.status_code == 400 and words in response.json()["error"]["message"], response.text
+
+
+def test_tokens_without_text_come_last() -> None:
+    """And the end comes once: handlers read until the queue is empty."""
+    source: asyncio.Queue[Any] = asyncio.Queue()
+    logprobs = AnswerLogprobs(TokenBytes(tiny_tokenizer()), None, frozenset({2}))
+    queue = ScoredQueue(source, logprobs)
+    pieces: list[Any] = []
+    for token, piece in ((4, "a"), (5, ReasoningText("b")), (6, None)):
+        logprobs.add(token, -0.5, [])
+        source.put_nowait(piece)
+        pieces.append(queue.get_nowait())
+    pieces.append(queue.get_nowait())
+    with pytest.raises(asyncio.QueueEmpty):
+        queue.get_nowait()
+    assert pieces == ["a", "b", "", None] and isinstance(pieces[1], ReasoningText)
+    assert [[one.text for one in piece.tokens] for piece in pieces[:3]] == [[b"a"], [b"b"], [b"c"]]
+    assert [[one.text for one in tokens] for tokens in queue.of_text] == [[b"a"], [b"b", b"c"]]
 
 
 # ----------------------------------------------------------------------------------------------------------- the bytes
