@@ -264,6 +264,7 @@ def test_adapters(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, choices = manager_of(model, NgramDraft(), continuous_batching_config=own), ("a", None, "c", "a")
     for adapter in choices:
         options = {"max_new_tokens": 9, "do_sample": False}
+        manager.engine.target.adapters.check(adapter)
         texts += run(manager, [manager._admission.request("one", prompt, options, adapter=adapter)])
     expected = [alone(model, adapter, prompt, max_new_tokens=9) for adapter in choices]
     assert (texts == expected and manager.state.num_prefix_hits == 16) != is_wrong
