@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +70,15 @@ class DevicePagedCache(PagedCache):
     def at(self, lengths: torch.Tensor) -> None:
         """Sets the number of committed slots of every row, `[batch]` int64, for the following forwards."""
         self._lengths_tensor = lengths
+
+    @contextmanager
+    def behind(self, number: int) -> Iterator[None]:
+        lengths = self.lengths_tensor
+        self.at((lengths - number).clamp(min=0))
+        try:
+            yield
+        finally:
+            self.at(lengths)
 
     static_ancestors: torch.Tensor | None = None
     """The `ancestors` of a step with the same tree in every run, of whose nodes states compute some things once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +88,16 @@ class TreeCache(HoldsStates, Cache):
         if self._lengths_tensor is None:
             self._lengths_tensor = torch.tensor(self.lengths, device=self.device)
         return self._lengths_tensor
+
+    @contextmanager
+    def behind(self, number: int) -> Iterator[None]:
+        """A context for forwards in which every row has so many slots fewer, if it has as many."""
+        lengths = self.lengths
+        self.set_lengths([max(length - number, 0) for length in lengths])
+        try:
+            yield
+        finally:
+            self.set_lengths(lengths)
 
     def adopt_prefill(self) -> None:
         """Marks all slots that plain forwards have written as committed."""

@@ -136,7 +136,7 @@ class WaitingFeatures:
 
     def of(self, requests: list[Request], most: int) -> torch.Tensor:
         """The first `most` slots of each request's place, `[batch, most, size]`; slots past `count` are undefined."""
-        return self.held[self._index(requests), :most]
+        return self.held[self.places(requests), :most]
 
     def put(self, requests: list[Request], features: torch.Tensor, counts: list[int]) -> None:
         """Adds the first `counts` of `features` (`[batch, tokens, size]`) to each request, which must have room."""
@@ -146,17 +146,18 @@ class WaitingFeatures:
         # Rows with fewer features write their last one again.
         tokens = torch.arange(features.shape[1], device=device).minimum(most - 1)
         rows = torch.arange(len(requests), device=device)[:, None]
-        self.held[self._index(requests)[:, None], first + tokens] = features[rows, tokens]
+        self.held[self.places(requests)[:, None], first + tokens] = features[rows, tokens]
         for request, start, count in zip(requests, starts, counts, strict=True):
             self.set_count(request, start + count)
 
     def keep_last(self, requests: list[Request]) -> None:
         """Drops all waiting features but the last of each request."""
-        index = self._index(requests)
+        index = self.places(requests)
         last = torch.tensor([self.count(request) - 1 for request in requests], device=self.held.device)
         self.held[index, 0] = self.held[index, last]
         for request in requests:
             self.set_count(request, 1)
 
-    def _index(self, requests: list[Request]) -> torch.Tensor:
+    def places(self, requests: list[Request]) -> torch.Tensor:
+        """Indices of the requests' places on the device, `[batch]` int64; see `place`."""
         return torch.tensor([self.place(request) for request in requests], device=self.held.device)

@@ -26,11 +26,12 @@ from .features import FeatureDrafter, FeatureDrafting
 from .gemma import GemmaDrafter, GemmaDrafting
 from .last_feature import LastFeatureDrafter, LastFeatureDrafting
 from .medusa import MedusaDrafter
-from .mtp import MtpDrafter, SeveralMtpDrafter, SeveralMtpDrafting
+from .mtp import MtpDrafter
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
 from .one_by_one import OneByOneDrafting
 from .other_vocabulary import OtherVocabularyDrafter, OtherVocabularyDrafting, translating
+from .several_mtp import SeveralMtpDrafter, SeveralMtpDrafting, mtp_drafter
 
 
 __all__ = [
@@ -83,7 +84,7 @@ def as_drafter(assistant: Any) -> Drafter:
         EagleHead: EagleDrafter,
         GemmaAssistant: GemmaDrafter,
         MedusaHeads: MedusaDrafter,
-        MtpHead: MtpDrafter.of,
+        MtpHead: mtp_drafter,
     }
     drafter = next((kinds[kind] for kind in kinds if isinstance(model, kind)), None)
     if drafter is not None:

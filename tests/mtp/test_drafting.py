@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import limits, manager_of, text_alone
 from support.device_steps import Steps, install
 from support.heads import pads_of
 from support.mtp import KNOWN, Reference, load_target, write_checkpoint
@@ -24,7 +25,8 @@ from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_
 from hf_specdec.drafters.features import drafter as drafter_of_calls
 from hf_specdec.drafters.features import drafting as drafting_of_requests
 from hf_specdec.drafters.growth import LevelNodes
-from hf_specdec.drafters.mtp import MtpDrafter, SeveralMtpDrafter
+from hf_specdec.drafters.mtp import MtpDrafter
+from hf_specdec.drafters.several_mtp import CapturedSeveralMtp, SeveralMtpDrafter
 
 
 TREE = TokenTree.parse("[(0,), (1,), (0,0), (0,1), (1,0), (0,0,0), (1,0,0), (0,0,0,0), (0,0,0,0,0)]")
@@ -156,10 +158,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return install(monkeypatch, with_kernel=True)
 
 
-@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
-def test_whole_steps(tree: Any, steps: Steps) -> None:
-    """The text, and what the steps of the host accept."""
-    target, head, _ = the_pair("hy_v3")
+@pytest.mark.parametrize("family, tree", [("hy_v3", TREE), ("hy_v3", DYNAMIC), ("mimo_v2_flash", DYNAMIC)])
+def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
+    """The text, and what the steps of the host accept, with one module and with three that have windows."""
+    if family not in KNOWN:
+        pytest.skip(f"this release of transformers has no {family}")
+    target, head, _ = the_pair(family)
     inputs, accepted = padded_prompts(), []
     for cuda_graphs in (False, True):
         config = SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
@@ -169,3 +173,48 @@ def test_whole_steps(tree: Any, steps: Steps) -> None:
     assert steps.replays > 0
     assert accepted[0] == accepted[1]
     assert sum(map(sum, accepted[0])) > 0
+
+
+@pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+def test_whole_steps_of_several_modules_in_flight(
+    limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every draft is that of the text from scratch, after prompts in chunks, and after steps without drafts."""
+    target, head, modules = the_pair("glm4_moe")
+    prompts = [row[mask == 1].tolist() for row, mask in zip(*padded_prompts().values(), strict=True)]
+    drafted: dict[tuple[int, ...], list[int]] = {}
+    propose = CapturedSeveralMtp.propose
+
+    def noted(self: CapturedSeveralMtp, *args: Any) -> Any:
+        draft, rows = propose(self, *args), self.rows
+        values = rows.lengths.tolist(), rows.tail.tolist(), rows.counts.tolist(), draft.tokens.tolist()
+        for length, tail, count, tokens in zip(*values, strict=True):
+            drafted[(length, *tail[:count])] = tokens  # the last run of a text is that after the capture
+        return draft
+
+    monkeypatch.setattr(CapturedSeveralMtp, "propose", noted)
+    config = SpeculativeConfig(tree=TokenTree.chain(4), cuda_graphs=True, disable_by_batch_size=limit)
+    manager = manager_of(
+        target,
+        head,
+        tree=None,
+        speculative_config=config,
+        continuous_batching_config=limits(num_blocks=60, max_batch_tokens=8),
+    )
+    numbers = (8, 12, 20)
+    with manager:
+        for prompt, number in zip(prompts, numbers, strict=True):
+            manager.add_request(prompt, max_new_tokens=number)
+        outputs = [manager.get_result(timeout=60) for _ in prompts]
+    texts = {tuple(one.prompt_ids): one.prompt_ids + one.generated_tokens for one in outputs}
+    compared = 0
+    for prompt, number in zip(prompts, numbers, strict=True):
+        text = texts[tuple(prompt)]
+        assert text[len(prompt) :] == text_alone(target, prompt, max_new_tokens=number)
+        for (length, *tail), tokens in drafted.items():
+            own = text[:length]
+            if tokens and tail == own[-len(tail) :]:
+                for level, token in enumerate(tokens):
+                    assert token == int(logits_from_scratch(target, modules, own, tokens[:level]).argmax())
+                compared += 1
+    assert compared > 5 and steps.replays > 0

@@ -58,10 +58,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return install(monkeypatch, with_kernel=True)
 
 
-def test_whole_steps(steps: Steps) -> None:
+@pytest.mark.parametrize("family", ["hy_v3", "glm4_moe"])
+def test_whole_steps(family: str, steps: Steps) -> None:
     method = METHODS[DRAWN]
     config = SpeculativeConfig(tree=method.tree, draft_sampling=method.draft_sampling, cuda_graphs=True)
-    found = fit(sampled_tokens(*the_pair("hy_v3"), config, 1_000), expected("hy_v3"))
+    found = fit(sampled_tokens(*the_pair(family), config, 1_000), expected(family))
     assert steps.replays > 0
     assert found.p_value > SIGNIFICANCE, found
 

@@ -45,12 +45,10 @@ class CapturedFeatures(GrowingDraft):
         # For each token of a row's tail, the target's feature of the token before it.
         starts, features = rows.lengths - 1 - rows.counts, self._waiting.index_select(0, rows.places)
         if self.tree is None:
-            self.read(starts, rows.tail, features)
+            self.read(starts, rows.tail, features, rows.counts)
             return DraftTree.empty(rows.size.rows, rows.device)
         self.cache.at(starts)
-        states = drafter.forward_features(rows.tail, features)
-        if states is not None:
-            states = states.gather(1, (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2]))
+        states = self.read_rows(rows.tail, features, rows.counts)
         self.cache.at(rows.lengths - 1)
         root_logits = drafter.begin_tree(states, rows.roots, self.tree.depth)
         chances = None
@@ -71,6 +69,7 @@ class CapturedFeatures(GrowingDraft):
         starts: torch.Tensor,
         tokens: torch.Tensor,
         features: torch.Tensor,
+        counts: torch.Tensor,
         position_depths: torch.Tensor | None = None,
     ) -> None:
         """
@@ -80,8 +79,23 @@ class CapturedFeatures(GrowingDraft):
             starts (`torch.Tensor` of shape `[rows]`, int64): first slot of each row in the head's cache to write.
             tokens (`torch.Tensor` of shape `[rows, nodes]`, int64): the tokens.
             features (`torch.Tensor` of shape `[rows, nodes, size]`): features of the tokens before them.
+            counts (`torch.Tensor` of shape `[rows]`, int64): how many of each row stay in the cache.
             position_depths (`torch.Tensor` of shape `[rows, nodes]`, int64, *optional*): positions, counted from the
                 first token; by default 0, 1, 2, ….
         """
         self.cache.at(starts)
-        self.drafter.cache_features(tokens, features, position_depths)
+        self.cache_rows(tokens, features, counts, position_depths)
+
+    def read_rows(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any
+    ) -> torch.Tensor | None:
+        """What `FeatureDrafter.forward_features` returns for the last of `counts` tokens of every row."""
+        states = self.drafter.forward_features(tokens, features, *depths)
+        if states is None:
+            return None
+        last = (counts - 1).clamp(min=0)
+        return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
+
+    def cache_rows(self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any) -> None:
+        """`FeatureDrafter.cache_features` for `counts` tokens of every row."""
+        self.drafter.cache_features(tokens, features, *depths)

@@ -190,7 +190,7 @@ class FeatureDrafting(CachedDrafting):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    captured_draft = CapturedFeatures
+    captured_draft: type[CapturedFeatures] = CapturedFeatures
     most_levels = WaitingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property

@@ -119,7 +119,9 @@ class PromptStep(CapturedStep):
         store = self._store
         features = watched.take(store.held.device, store.held.dtype)
         self._compile(head.drafter.forward)
-        head.read(starts, self.rows.tail[:, 1:], features, depths)
+        rows = self.rows
+        ends = rows.kinds != Verifier.RESTS  # no token is after the last one of a text
+        head.read(starts, rows.tail[:, 1:], features, rows.counts - ends.long(), depths)
         of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
         store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last)
 
@@ -244,9 +246,13 @@ class DevicePrompts:
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
             step = PromptStep(self._target, self._drafting, size, has_head, compiles, key[1])
-        step.load(chunk.requests, *self._values(chunk, ends))
-        if is_new and not self._decoding_steps.capture(step):
-            return None
+        values = self._values(chunk, ends)
+        step.load(chunk.requests, *values)
+        if is_new:
+            step.rows.keep_nothing()  # a capture may run the step twice
+            if not self._decoding_steps.capture(step):
+                return None
+            step.load(chunk.requests, *values)
         self._steps[key] = step  # last: the most recently used
         while len(self._steps) > MOST_PROMPT_STEPS:
             del self._steps[next(iter(self._steps))]
@@ -281,18 +287,22 @@ class DevicePrompts:
             request.options.verifier(False) if begin else Verifier.RESTS
             for request, begin in zip(requests, begins, strict=True)
         ]
-        slots = [0 if store is None else store.unwanted_slot] * len(requests)
+        slots, places = [0] * len(requests), [WaitingFeatures.NOBODY] * len(requests)
         if store is not None:
-            for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):
-                if begin and request.options.plan is not None:
-                    slots[row] = store.first_slot(store.place(request))
+            speculates = [request.options.plan is not None for request in requests]
+            of_requests = zip(requests, speculates, strict=True)
+            places = [store.place(one) if own else WaitingFeatures.NOBODY for one, own in of_requests]
+            slots = [
+                store.first_slot(place) if own and begin else store.unwanted_slot
+                for place, own, begin in zip(places, speculates, begins, strict=True)
+            ]
         nothing = [0] * len(requests)
         values = RowValues(
             kinds,
             room=nothing,
             counts=counts,
             draft_slots=[-1] * len(requests),
-            places=[WaitingFeatures.NOBODY] * len(requests),
+            places=places,
             slots=slots,
             slot_steps=nothing,
             draft_temperature=[1.0] * len(requests),

@@ -300,7 +300,8 @@ class InFlightRows:
             value.copy_(moved)
 
     def keep_nothing(self) -> None:
-        """Lets no row have a slot for states, or a wanted one for features, until rows are loaded again."""
+        """Lets no row have a slot for states, or a place or slot for features, until rows are loaded again."""
+        self.places.fill_(WaitingFeatures.NOBODY)
         self.slots.fill_(self._unwanted_slot)
         self.state_slots.fill_(-1)
         self.draft_slots.fill_(-1)
