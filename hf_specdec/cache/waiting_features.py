@@ -67,6 +67,18 @@ class WaitingFeatures:
         fits = cls.MOST_CAPACITY * num_requests * num_bytes <= cls.MOST_BYTES
         return cls.MOST_CAPACITY if fits else cls.LEAST_CAPACITY
 
+    slot_step = 1
+    """Slots by which a new feature moves the place of the next one on."""
+
+    def write(self, slots: torch.Tensor, features: torch.Tensor, taken: torch.Tensor) -> None:
+        """
+        Writes a step's new features, `[rows, tokens, size]`, from the rows' `slots` (`[rows]`) on, of which the first
+        is taken, and as many as `taken` (`[rows]`) after it; none if `taken` is negative.
+        """
+        if features.shape[1] > 1:
+            slots = (slots[:, None] + torch.arange(features.shape[1], device=slots.device)).flatten()
+        self.held.flatten(0, 1).index_copy_(0, slots, features.flatten(0, 1).to(self.held))
+
     @property
     def widths(self) -> list[int]:
         """Numbers of features per request for which a head's read is captured, rising; mostly few features wait."""

@@ -33,6 +33,9 @@ class PublishedModel(PreTrainedModel):
     follows_target_dtype = True
     """Whether the model runs in the dtype of its target: unless `from_pretrained` was given a `dtype`."""
 
+    attends_by_itself = False
+    """Whether the model attends by code of its own alone, which needs no tree attention."""
+
     @classmethod
     def read_published(
         cls, name: str, options: HubOptions

@@ -157,9 +157,9 @@ def drafting_of(
     if isinstance(drafter, FeatureDrafter):
         return FeatureDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, GemmaDrafter):
-        return GemmaDrafting(drafter.for_call(target))
+        return GemmaDrafting(drafter.for_call(target), pool, max_requests)
     if isinstance(drafter, LastFeatureDrafter):
-        return LastFeatureDrafting(drafter.for_call(target))
+        return LastFeatureDrafting(drafter.for_call(target), pool, max_requests)
     if type(drafter).watching is not Drafter.watching:
         raise ValueError(
             f"`assistant_model`: {type(drafter).__name__} watches the target's forwards, whose rows change from step "

@@ -168,6 +168,11 @@ class Drafter(CandidateGenerator):
         return ()
 
     @property
+    def parts(self) -> tuple[PreTrainedModel, ...]:
+        """The models and heads that draft: `models`, and what runs without tree attention."""
+        return self.models
+
+    @property
     def times_key(self) -> Any:
         """Names the draft whose step times `tree="auto"` remembers: its model or heads, or the drafter's type."""
         return self.models[0] if self.models else type(self)

@@ -17,6 +17,7 @@ from .growth import Warp, grow, held_levels
 
 if TYPE_CHECKING:
     from ..engine.captured.rows import InFlightRows
+    from ..forwards.tree_forward import TreeForward
     from .base import DraftRequest
 
 
@@ -29,6 +30,11 @@ class CapturedDraft(ABC):
     told: torch.Tensor | None = None
     """What the draft told of its acceptance in the run that is captured, `[rows, levels]`; None if it is not asked."""
 
+    @property
+    def forward(self) -> TreeForward | None:
+        """The draft's forwards over a cache of its own, if it has one."""
+        return getattr(self.drafter, "forward", None)
+
     def load_belief(self, belief: Belief) -> None:
         """Copies to the device how the draft's estimates are read from now on."""
         raise NotImplementedError(f"{type(self).__name__} tells nothing.")
@@ -36,6 +42,28 @@ class CapturedDraft(ABC):
     @abstractmethod
     def write_as(self, cache: DevicePagedCache) -> None:
         """Lets the draft's cache write by the tables of the target's `cache`, which are the same for both."""
+
+    def read(
+        self,
+        starts: torch.Tensor,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        counts: torch.Tensor,
+        position_depths: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Lets the draft read tokens with their features, without drafting from them; see
+        `FeatureDrafter.cache_features`.
+
+        Args:
+            starts (`torch.Tensor` of shape `[rows]`, int64): first slot of each row in the draft's cache to write.
+            tokens (`torch.Tensor` of shape `[rows, nodes]`, int64): the tokens.
+            features (`torch.Tensor` of shape `[rows, nodes, size]`): features of the tokens before them.
+            counts (`torch.Tensor` of shape `[rows]`, int64): how many of each row stay in the cache.
+            position_depths (`torch.Tensor` of shape `[rows, nodes]`, int64, *optional*): positions, counted from the
+                first token; by default 0, 1, 2, ….
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads no features.")
 
     def without_drafter(self) -> CapturedDraft:
         """A copy that holds no more than a graph needs as long as it lives."""

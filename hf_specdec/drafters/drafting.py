@@ -21,7 +21,6 @@ from .base import DraftRequest
 if TYPE_CHECKING:
     from ..engine.request import Request
     from ..forwards.target import TreeTarget
-    from .captured import GrowingDraft
 
 MOST_UNREAD_TOKENS = 16
 """Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
@@ -43,6 +42,11 @@ class Drafting(ABC):
     def models(self) -> tuple[PreTrainedModel, ...]:
         """The models that run with tree attention in order to draft."""
         return ()
+
+    @property
+    def parts(self) -> tuple[PreTrainedModel, ...]:
+        """The models and heads that draft; see `Drafter.parts`."""
+        return self.models
 
     @property
     def about(self) -> str | None:
@@ -123,8 +127,8 @@ class Drafting(ABC):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    captured_draft: type[GrowingDraft] | None = None
-    """Class of the draft within a captured step; None if the draft cannot be captured."""
+    captured_draft: type[Any] | None = None
+    """Class of the `CapturedDraft`; None if the draft cannot be captured."""
 
     @property
     def can_be_captured(self) -> bool:

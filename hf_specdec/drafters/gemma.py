@@ -10,13 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from ..gemma import GemmaAssistant
-from ..gemma.modeling_gemma import SharedKV
+from ..gemma.modeling_gemma import SharedBlocks, SharedKV
 from ..models.structure import config_of_layer
 from ..sequences import Rows
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
-from .growth import LevelNodes, grow
+from .captured import CapturedDraft
+from .growth import LevelNodes, Warp, grow
 from .heads import Borrowed, roots_of
-from .last_feature import LastFeatureDrafter, LastFeatureDrafting
+from .last_feature import CapturedLastFeature, LastFeatureDrafter, LastFeatureDrafting
 
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class GemmaDrafter(LastFeatureDrafter):
     """
 
     heads: GemmaAssistant
-    has_probabilities = reads_noise = True
+    has_probabilities = reads_noise = runs_in_graphs = True
 
     @property
     def default_tree(self) -> Tree:  # type: ignore[override]
@@ -53,6 +54,10 @@ class GemmaDrafter(LastFeatureDrafter):
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
         return self.heads.config.vocab_size
+
+    @property
+    def feature_size(self) -> int:
+        return self.heads.config.backbone_hidden_size
 
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         text_config, config = target.config.get_text_config(decoder=True), self.heads.config
@@ -84,7 +89,7 @@ class GemmaDrafter(LastFeatureDrafter):
     def for_call(self, target: PreTrainedModel) -> GemmaDrafter:
         drafter: Any = super().for_call(target)
         drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
-        drafter._sources = shared_layers(target)
+        drafter.sources = shared_layers(target)
         return drafter
 
     @contextmanager
@@ -105,27 +110,31 @@ class GemmaDrafter(LastFeatureDrafter):
         self._begin(roots_of(sequences).to(self.device))
         noise = self.request.noise(sequences.lengths)
         depth, warp = min(max(room), tree.depth), self.request.warp_if_drawn
-        draft = grow(tree, self._root_logits, self._run_level, depth, warp, noise)
+        draft = grow(tree, self._root_logits, self.run_level, depth, warp, noise)
         return draft.to(sequences.device).within(room)
 
     def _begin(self, roots: torch.Tensor) -> None:
         """Reads what all nodes of the tree attend to, and runs the roots (`[batch, 1]`)."""
         forward = self.target.forward
         cache = forward.cache
-        self._shared = {kind: self._read(kind) for kind in self.heads.layer_kinds}
+        self.shared = {kind: self._read(kind) for kind in self.heads.layer_kinds}
+        self.run_roots(roots, cache.lengths_tensor[:, None] + forward.position_shift[..., None])
+
+    def run_roots(self, roots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits `[batch, vocab]` after the roots (`[batch, 1]`), which are at `positions` (`[batch, 1]`)."""
         before = 1 if self.heads.config.position_of_feature else 0
-        positions = cache.lengths_tensor[:, None] + forward.position_shift[..., None] - before
-        self._positions = positions.clamp(min=0).to(self.device)
+        self._positions = (positions - before).clamp(min=0).to(self.device)
         self._root_logits = self._run(roots, self._last[:, None])[:, 0]
+        return self._root_logits
 
     def _run(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Logits `[batch, nodes, vocab]` of nodes, from the states of their parents."""
         embeddings = self._embedding(tokens).to(self.heads.dtype)
-        output = self.heads(features, embeddings, self._positions, self._shared)
+        output = self.heads(features, embeddings, self._positions, self.shared)
         self._states = output.hidden_states
         return output.logits
 
-    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         parents = nodes.parents.expand(len(nodes.tokens), -1)
         features = self._states.gather(1, parents[:, :, None].expand(-1, -1, self._states.shape[2]))
         return self._run(nodes.tokens, features)
@@ -135,7 +144,7 @@ class GemmaDrafter(LastFeatureDrafter):
         forward, window = self.target.forward, self.heads.window(kind)
         cache = forward.cache
         shortest, longest = min(cache.lengths), max(cache.lengths)
-        layer: Any = cache.layers[self._sources[kind]]
+        layer: Any = cache.layers[self.sources[kind]]
         first = 0 if window is None else max(shortest - window, getattr(layer, "first", 0))
         keys, values = layer.read(first, longest)
         keys, values = (states.to(self.device, self.heads.dtype) for states in (keys, values))
@@ -170,10 +179,38 @@ def _other_gemma(what: str, target: str, its: str) -> ValueError:
 # ------------------------------------------------------------------------------------- for requests in flight
 
 
+class CapturedGemma(CapturedLastFeature):
+    """An assistant in a captured step, whose layers read the target's blocks by the tables of the step's rows."""
+
+    def __init__(self, drafting: GemmaDrafting, *args: Any):
+        super().__init__(drafting, *args)
+        layers, heads = self.drafter.target.forward.cache.layers, self.drafter.heads
+        self._layers = {kind: layers[self.drafter.sources[kind]] for kind in heads.layer_kinds}
+
+    def without_drafter(self) -> CapturedDraft:
+        held: Any = super().without_drafter()
+        held._layers = None
+        return held
+
+    def grown(self, last: torch.Tensor, warp: Warp | None) -> DraftTree:
+        rows, drafter, tree = self.rows, self.drafter, self.tree
+        assert tree is not None
+        lengths = rows.lengths - 1
+        drafter.shared = {
+            kind: SharedBlocks(layer.keys, layer.values, rows.tables, lengths, drafter.heads.window(kind))
+            for kind, layer in self._layers.items()
+        }
+        drafter.take_last(last)
+        shift = 0 if rows.position_shift is None else rows.position_shift[0]
+        root_logits = drafter.run_roots(rows.roots, (lengths + shift)[:, None])
+        return grow(tree, root_logits, drafter.run_level, tree.depth, warp)
+
+
 class GemmaDrafting(LastFeatureDrafting):
     """Drafts with an assistant of Gemma 4 for requests in flight, from the target's blocks."""
 
     drafter: GemmaDrafter
+    captured_draft = CapturedGemma
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         cache: Any = self.drafter.target.forward.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from ..cache.blocks import BlockPool
+from ..cache.device_paged_cache import DevicePagedCache
+from ..cache.last_features import LastFeatures
 from ..models.structure import execution_device
 from ..sequences import Rows, Sequences, StepRows
-from ..trees import DraftTree
+from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 from .base import Drafter, DraftRequest
+from .captured import CapturedDraft
 from .drafting import Drafting, nodes_of
+from .growth import Warp, held_levels
 from .heads import ModelRefs, in_dtype_of
 
 
 if TYPE_CHECKING:
+    from ..engine.captured.rows import InFlightRows
     from ..engine.request import Request
     from ..forwards.target import TreeTarget
 
@@ -37,8 +43,17 @@ class LastFeatureDrafter(Drafter):
         self.heads = heads
 
     @property
+    def parts(self) -> tuple[PreTrainedModel, ...]:
+        return (self.heads,)
+
+    @property
     def times_key(self) -> Any:
         return self.heads
+
+    @property
+    def feature_size(self) -> int:
+        """Size of the target's features."""
+        return self.heads.config.hidden_size
 
     def for_call(self, target: PreTrainedModel) -> LastFeatureDrafter:
         drafter: Any = super().for_call(target)
@@ -79,21 +94,81 @@ class LastFeatureDrafter(Drafter):
     def propose(self, sequences: Rows) -> DraftTree | None:
         raise NotImplementedError(f"{type(self).__name__} must implement `propose`.")
 
+    def take_last(self, last: torch.Tensor) -> None:
+        """Sets the features, `[batch, hidden_size]`, from which the next trees are drafted."""
+        self._last = last
+
     def propose_from(self, sequences: Rows, last: torch.Tensor) -> DraftTree | None:
         """`propose` for sequences whose last features, `[batch, hidden_size]`, are kept elsewhere."""
-        self._last = last
+        self.take_last(last)
         return self.propose(sequences)
 
 
 # ------------------------------------------------------------------------------------- for requests in flight
 
 
+class CapturedLastFeature(CapturedDraft):
+    """
+    A draft from one feature in a captured step, of which `LastFeatures` has the newest of every row. A subclass
+    implements `grown`.
+
+    Args:
+        drafting (`LastFeatureDrafting`): the draft.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
+        rows (`InFlightRows`): the step's rows.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    """
+
+    def __init__(
+        self,
+        drafting: LastFeatureDrafting,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        asked: DraftRequest | None,
+    ):
+        assert drafting.features is not None
+        self.rows, self.tree, self._features = rows, tree, drafting.features.held
+        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
+        self.held: Any = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
+        self.drafter = copy.copy(drafting.drafter)
+        if asked is not None:
+            self.drafter.ask(asked)
+
+    def write_as(self, cache: DevicePagedCache) -> None:
+        return
+
+    def read(self, *args: Any) -> None:
+        return
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        if self.tree is None:
+            return DraftTree.empty(self.rows.size.rows, self.rows.device)
+        # A run that was launched before another one failed may have left anything.
+        return self.grown(self._features.index_select(0, self.rows.places)[:, 0].nan_to_num(0.0, 0.0, 0.0), warp)
+
+    @abstractmethod
+    def grown(self, last: torch.Tensor, warp: Warp | None) -> DraftTree:
+        """The trees of all rows, from the features `last`, `[rows, hidden_size]`; see `propose`."""
+
+
 class LastFeatureDrafting(Drafting):
     """Drafts from one feature for requests in flight."""
 
-    def __init__(self, drafter: LastFeatureDrafter):
+    features: LastFeatures | None
+
+    def __init__(self, drafter: LastFeatureDrafter, pool: BlockPool, max_requests: int):
+        self.drafter: Any = drafter
+        self._most = min(max_requests, pool.num_blocks)  # each has a block at least
+
+    @property
+    def parts(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.parts
+
+    def attach(self, drafter: Any) -> None:
         self.drafter = drafter
-        self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
+
+    def detach(self) -> None:
+        self.drafter = None
 
     def refresh(self) -> None:
         self.drafter.refresh()
@@ -102,21 +177,42 @@ class LastFeatureDrafting(Drafting):
         return self.drafter.watching(target)
 
     def knows(self, request: Request) -> bool:
-        return request in self._last
+        return self.features is not None and self.features.count(request) > 0
+
+    def make_store(self) -> None:
+        if self.features is None:
+            heads = self.drafter.heads
+            self.features = LastFeatures(self._most, self.drafter.feature_size, self.drafter.device, heads.dtype)
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
-        device, dtype = self.drafter.device, self.drafter.heads.dtype
-        taken = self.drafter.take_features() if features is None else features.to(device, dtype)
-        last = nodes_of(taken, [nodes[-1:] for nodes in kept])
-        for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
-            if nodes:
-                self._last[request] = last[row]
+        assert features is None  # captured steps write features to the store themselves
+        last = nodes_of(self.drafter.take_features(), [nodes[-1:] for nodes in kept])[:, 0]
+        self.make_store()
+        rows = [row for row, nodes in enumerate(kept) if nodes and requests[row].options.plan is not None]
+        if rows and self.features is not None:
+            self.features.put_last([requests[row] for row in rows], last[rows])
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        assert self.features is not None
         self.drafter.ask(asked)
         starts = [request.length - 1 for request in requests]
-        last = torch.cat([self._last[request] for request in requests])
+        last = self.features.of(requests, 1)[:, 0]
         return self.drafter.propose_from(StepRows(requests, self.drafter.device, starts), last)
 
     def forget(self, request: Request) -> None:
-        self._last.pop(request, None)
+        if self.features is not None:
+            self.features.forget(request)
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    @property
+    def can_be_captured(self) -> bool:
+        return self.captured_draft is not None and self.drafter.grows_on_device
+
+    def lags(self, requests: list[Request]) -> list[int]:
+        return [1 for _ in requests]
+
+    def note_read(self, requests: list[Request], ends: list[int]) -> None:
+        for request, end in zip(requests, ends, strict=True):
+            if request.options.plan is not None and end == request.length and self.features is not None:
+                self.features.set_count(request, 1)

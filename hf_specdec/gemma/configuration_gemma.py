@@ -45,6 +45,15 @@ class GemmaAssistantConfig(WithDefaultTree, PreTrainedConfig):
         """Tokens of the target's vocabulary."""
         return self.text_config.vocab_size
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that it can propose."""
+        return self.vocab_size
+
+    def aux_boundaries(self, num_target_layers: int) -> list[int]:
+        """None: it reads the target's last hidden states, after the final norm."""
+        return []
+
     def changed(self, **fields: Any) -> GemmaAssistantConfig:
         """A copy with other values."""
         config = copy.deepcopy(self)

@@ -8,8 +8,9 @@ state that its last node hands on (what transformers' `Gemma4AssistantForCausalL
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,6 +35,61 @@ class SharedKV:
     keys: torch.Tensor
     values: torch.Tensor
     mask: torch.Tensor | None = None
+
+    def attend(self, queries: torch.Tensor) -> torch.Tensor:
+        """What queries, `[batch, heads, nodes, head_dim]`, read, in the same shape."""
+        # All nodes and all heads of a group attend to the same keys: they are the queries of one head.
+        groups = queries.reshape(len(queries), self.keys.shape[1], -1, queries.shape[3])
+        mixed = nn.functional.scaled_dot_product_attention(
+            groups, self.keys, self.values, attn_mask=self.mask, scale=1.0
+        )
+        return mixed.reshape(queries.shape)  # on CUDA it is laid out otherwise
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBlocks:
+    """
+    What the layers of one kind attend to, in blocks that the tree-attention kernel reads.
+
+    Args:
+        keys, values (`torch.Tensor` of shape `[blocks, kv_heads, block_size, head_dim]`): the target's K/V.
+        tables (`torch.Tensor` of shape `[batch, blocks]`, int64): block table of every row.
+        lengths (`torch.Tensor` of shape `[batch]`, int64): committed tokens of every row.
+        window (`int`, *optional*): how many of the last of them count; None: all.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    window: int | None = None
+
+    def attend(self, queries: torch.Tensor) -> torch.Tensor:
+        """What queries, `[batch, heads, nodes, head_dim]`, read, in the same shape."""
+        from hf_specdec_kernels import tree_attention
+
+        nodes, depths = queries.shape[2], self.lengths.new_zeros(1, queries.shape[2])
+        mixed = tree_attention(
+            queries.to(self.keys.dtype),
+            self.keys,
+            self.values,
+            self.lengths,
+            self.lengths.new_zeros(1, nodes, 1),  # they attend to no node
+            num_nodes=1,
+            query_depths=depths,
+            node_depths=depths[:, :1],
+            block_tables=self.tables,
+            scale=1.0,
+            window=None if self.window is None else self.window + 1,  # the queries are one position further
+        )
+        return mixed.transpose(1, 2).to(queries.dtype)
+
+
+class Shared(Protocol):
+    """What the layers of one kind attend to."""
+
+    def attend(self, queries: torch.Tensor) -> torch.Tensor:
+        """What queries, `[batch, heads, nodes, head_dim]`, read, in the same shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +118,13 @@ class QueryAttention(nn.Module):
         self.o_proj = nn.Linear(size, config.hidden_size, bias=bias)
 
     def forward(
-        self, states: torch.Tensor, shared: dict[str, SharedKV], rotary: dict[str, tuple[torch.Tensor, torch.Tensor]]
+        self, states: torch.Tensor, shared: Mapping[str, Shared], rotary: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ) -> torch.Tensor:
         batch, nodes = states.shape[:2]
         kv, (cos, sin) = shared[self.kind], rotary[self.kind]
         queries = self.q_norm(self.q_proj(states).view(batch, nodes, -1, self.head_dim)).transpose(1, 2)
         queries = queries * cos[:, None] + _rotated(queries) * sin[:, None]
-        # All nodes and all heads of a group attend to the same keys: they are the queries of one head.
-        groups = queries.reshape(batch, kv.keys.shape[1], -1, self.head_dim)
-        mixed = nn.functional.scaled_dot_product_attention(groups, kv.keys, kv.values, attn_mask=kv.mask, scale=1.0)
-        heads = mixed.reshape(batch, -1, nodes, self.head_dim)  # on CUDA it is laid out otherwise
-        return self.o_proj(heads.transpose(1, 2).reshape(batch, nodes, -1))
+        return self.o_proj(kv.attend(queries).transpose(1, 2).reshape(batch, nodes, -1))
 
 
 class GatedMlp(nn.Module):
@@ -151,6 +203,9 @@ class GemmaAssistant(PublishedModel):
     config_class = GemmaAssistantConfig
     config_arguments = ("default_tree", "position_of_feature", "target_name")
     kind = "an assistant of Gemma 4"
+    attends_by_itself = True
+    embed_tokens = lm_head = target_ids = None
+    """It reads the target's embeddings, and has logits of its own over the whole vocabulary."""
     base_model_prefix = ""
     main_input_name = "features"
 
@@ -214,7 +269,7 @@ class GemmaAssistant(PublishedModel):
         features: torch.Tensor,
         inputs_embeds: torch.Tensor,
         position_ids: torch.Tensor,
-        shared: dict[str, SharedKV],
+        shared: Mapping[str, Shared],
     ) -> AssistantOutput:
         """
         Args:

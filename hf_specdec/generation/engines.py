@@ -101,7 +101,7 @@ def borrowed_engine(
     policy = LoadPolicy(disable_by_batch_size=plan.disable_by_batch_size)
     if engine is None:
         engine = _new_engine(model, drafter, plan, policy, key)
-        weakref.finalize(drafter.models[0], _forget, weakref.ref(model), key)
+        weakref.finalize(drafter.parts[0], _forget, weakref.ref(model), key)
     else:
         engine.policy = policy
         engine.take_drafter(drafter)
@@ -129,7 +129,7 @@ def _forget(model: weakref.ref[PreTrainedModel], key: EngineKey) -> None:
 
 
 def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: int, num_slots: int) -> EngineKey:
-    draft = drafter.models[0]
+    draft = drafter.parts[0]
     needed = -(-num_slots // BLOCK_SIZE) + 1
     has_states = layer_kinds_of(model) is not None or layer_kinds_of(draft) is not None
     changes_trees = isinstance(plan.tree, AutoTree | TreeSchedule) or plan.disable_by_batch_size is not None
@@ -166,7 +166,7 @@ def _new_engine(
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
     engine.device_steps.capture_no_size_twice()
     engine.choices.autos.keep_captures_for(key.rows)
-    for part, cache in ((model, engine.target.cache), (engine.drafting.models[0], engine.drafting.cache)):
+    for part, cache in ((model, engine.target.cache), (engine.drafting.parts[0], engine.drafting.cache)):
         if cache is not None:  # the draft's model runs in the target's dtype, perhaps as a copy
             cache.allocate(layer_sizes(part))
     engine.drafting.make_store()

@@ -10,7 +10,6 @@ from ..attention import implementation_of, is_exact, obstacle_to_branches, suppo
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter
-from ..drafters.last_feature import LastFeatureDrafter
 from ..models.encoders import attends_to_encoder_of, runs_own_encoder
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
@@ -145,8 +144,7 @@ def check_foreign_hooks(model: PreTrainedModel, drafter: Drafter, config: Specul
     Raises:
         ValueError: if there are any, and `config.on_foreign_hooks` is `"refuse"`.
     """
-    drafts = [drafter.heads] if isinstance(drafter, LastFeatureDrafter) else [*drafter.models]
-    others = [draft for draft in drafts if draft is not model]
+    others = [draft for draft in drafter.parts if draft is not model]
     check_hooks({"target": [model], "draft": others}, config.on_foreign_hooks)
 
 

@@ -86,7 +86,7 @@ class StaticBatch:
             return "there are no CUDA graphs"
         if not kernels_are_installed():
             return "the Triton kernels are not installed"
-        for part in (self.call.model, *self.call.drafter.models):
+        for part in (self.call.model, *self.call.drafter.parts):
             obstacle = obstacle_to_graphs(part, "auto")
             if obstacle is not None:
                 return f"{type(part).__name__} {obstacle}"

@@ -46,7 +46,19 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if torch.is_autocast_enabled(model.device.type):
         return "runs under autocast, which caches the weights that it has converted"
-    if hasattr(model, "_orig_mod") or not (supports_switching(model) or is_attention_free(model)):
+    if hasattr(model, "_orig_mod"):
+        return "is wrapped by `torch.compile`"
+    obstacle = None if getattr(model, "attends_by_itself", False) else _obstacle_of_layers(model)
+    if obstacle is not None:
+        return obstacle
+    if has_hooks_for_graphs(modules):
+        return "has forward hooks, which a graph would pass by"
+    return None
+
+
+def _obstacle_of_layers(model: PreTrainedModel) -> str | None:
+    """What keeps layers from attending by the kernels."""
+    if not (supports_switching(model) or is_attention_free(model)):
         return "does not attend through transformers' `AttentionInterface`"
     obstacle = None if layer_kinds_of(model) is None else obstacle_to_kernels(model)
     obstacle = obstacle_to_branches(model) if obstacle is None else obstacle
@@ -55,8 +67,6 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     kinds = partial_kinds_of(model)
     if kinds:
         return f"attends to a part of the keys ({', '.join(sorted(kinds))}) that the tree-attention kernel cannot tell"
-    if has_hooks_for_graphs(modules):
-        return "has forward hooks, which a graph would pass by"
     return None
 
 

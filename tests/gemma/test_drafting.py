@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.device_steps import Steps, install
 from support.gemma import logits_from_scratch, make_target, write_assistant
 from support.graphs import install_stand_in
 from support.heads import pads_of
 from support.plain import greedy_text
-from support.recording import RecordsPaths, assert_requests_as_plain, padded_prompts
+from support.recording import RecordsPaths, assert_captured_drafts, assert_requests_as_plain, padded_prompts
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, GemmaAssistant, SpeculativeConfig, TokenTree, last_metrics
-from hf_specdec.drafters.gemma import GemmaDrafter
+from hf_specdec.drafters.gemma import CapturedGemma, GemmaDrafter
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.sequences import Rows
 from hf_specdec.trees import DraftTree
@@ -46,8 +47,8 @@ class Recording(RecordsPaths, GemmaDrafter):
         super()._begin(roots)
         self.note_roots(self._rows, self._root_logits)
 
-    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
-        return self.note_level(nodes, super()._run_level(nodes))
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        return self.note_level(nodes, super().run_level(nodes))
 
 
 def assert_as_from_scratch(drafter: Recording, pads: list[int] | None = None) -> None:
@@ -118,3 +119,35 @@ def test_requests_in_flight(tree: Any) -> None:
     assert_requests_as_plain(target, drafter, tree, 16)
     if tree is TREE:
         assert_as_from_scratch(drafter)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps run whole, with the attention kernel in its plain version."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    return install(monkeypatch, with_kernel=True)
+
+
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+def test_whole_steps(tree: Any, steps: Steps) -> None:
+    """The text, and what the steps of the host accept."""
+    target, assistant = the_pair()
+    inputs, accepted = padded_prompts(), []
+    plain = greedy_text(target, inputs, max_new_tokens=20)
+    for cuda_graphs in (True, True, False):  # the second call by the engine of the first
+        config = SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        text = greedy_text(target, inputs, max_new_tokens=20, assistant_model=assistant, speculative_config=config)
+        assert text.equal(plain)
+        accepted.append(last_metrics().accepted_per_step)
+    assert steps.captures == 1 and steps.replays > 0
+    assert accepted[0] == accepted[1] == accepted[2]
+    assert sum(map(sum, accepted[0])) > 0
+
+
+@pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+def test_whole_steps_in_flight(limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draft is that of the text from scratch, also after steps without drafts."""
+    target, assistant = the_pair()
+    from_scratch = partial(logits_from_scratch, target, assistant)
+    assert_captured_drafts(monkeypatch, target, assistant, CapturedGemma, from_scratch, limit)
+    assert steps.replays > 0

@@ -7,9 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from support.device_steps import install
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.gemma import make_target, write_assistant
-from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, draw_from_flatter_scores
+from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, draw_from_flatter_scores, sampled_tokens
 from transformers import PreTrainedModel
 
 from hf_specdec import GemmaAssistant, SpeculativeConfig, last_metrics
@@ -39,6 +40,16 @@ def test_calls(method: str) -> None:
     found = fit_samples(METHODS[method])
     assert found.p_value > SIGNIFICANCE, found
     assert found.detectable < 0.2
+
+
+def test_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    steps, method = install(monkeypatch, with_kernel=True), METHODS[DRAWN]
+    config = SpeculativeConfig(tree=method.tree, draft_sampling=method.draft_sampling, cuda_graphs=True)
+    target, assistant = the_pair()
+    found = fit(sampled_tokens(target, assistant, config, 700), enumerate_tokens(target, PROMPT, LENGTH))
+    assert steps.replays > 0
+    assert found.p_value > SIGNIFICANCE, found
 
 
 def test_children_of_another_distribution_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

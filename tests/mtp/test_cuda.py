@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mtp import load_target, write_checkpoint
+from support.mtp import KNOWN, load_target, write_checkpoint
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree, last_metrics
@@ -45,8 +45,12 @@ def test_texts(family: str, tree: Any) -> None:
     assert [texts[tuple(row)] for row in ids.tolist()] == plain[:, 18:].tolist()
 
 
-def test_whole_steps_accept_what_those_of_the_host_do() -> None:
-    target, accepted = the_target("hy_v3"), []
+@pytest.mark.parametrize("family", ["hy_v3", "glm4_moe", "mimo_v2_flash"])
+def test_whole_steps_accept_what_those_of_the_host_do(family: str) -> None:
+    """With one module, two, and three that have windows."""
+    if family not in KNOWN:
+        pytest.skip(f"this release of transformers has no {family}")
+    target, accepted = the_target(family), []
     ids = torch.randint(3, 64, (1, 18), generator=torch.Generator().manual_seed(3)).cuda()
     for cuda_graphs in (False, True):
         config = SpeculativeConfig(tree=DYNAMIC, cuda_graphs=cuda_graphs)

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import limits, manager_of, text_alone
 from support.device_steps import Steps, install
 from support.heads import pads_of
 from support.mtp import KNOWN, Reference, load_target, write_checkpoint
 from support.plain import greedy_text
-from support.recording import RecordsPaths, assert_requests_as_plain, padded_prompts
+from support.recording import RecordsPaths, assert_captured_drafts, assert_requests_as_plain, padded_prompts
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
@@ -181,40 +180,6 @@ def test_whole_steps_of_several_modules_in_flight(
 ) -> None:
     """Every draft is that of the text from scratch, after prompts in chunks, and after steps without drafts."""
     target, head, modules = the_pair("glm4_moe")
-    prompts = [row[mask == 1].tolist() for row, mask in zip(*padded_prompts().values(), strict=True)]
-    drafted: dict[tuple[int, ...], list[int]] = {}
-    propose = CapturedSeveralMtp.propose
-
-    def noted(self: CapturedSeveralMtp, *args: Any) -> Any:
-        draft, rows = propose(self, *args), self.rows
-        values = rows.lengths.tolist(), rows.tail.tolist(), rows.counts.tolist(), draft.tokens.tolist()
-        for length, tail, count, tokens in zip(*values, strict=True):
-            drafted[(length, *tail[:count])] = tokens  # the last run of a text is that after the capture
-        return draft
-
-    monkeypatch.setattr(CapturedSeveralMtp, "propose", noted)
-    config = SpeculativeConfig(tree=TokenTree.chain(4), cuda_graphs=True, disable_by_batch_size=limit)
-    manager = manager_of(
-        target,
-        head,
-        tree=None,
-        speculative_config=config,
-        continuous_batching_config=limits(num_blocks=60, max_batch_tokens=8),
-    )
-    numbers = (8, 12, 20)
-    with manager:
-        for prompt, number in zip(prompts, numbers, strict=True):
-            manager.add_request(prompt, max_new_tokens=number)
-        outputs = [manager.get_result(timeout=60) for _ in prompts]
-    texts = {tuple(one.prompt_ids): one.prompt_ids + one.generated_tokens for one in outputs}
-    compared = 0
-    for prompt, number in zip(prompts, numbers, strict=True):
-        text = texts[tuple(prompt)]
-        assert text[len(prompt) :] == text_alone(target, prompt, max_new_tokens=number)
-        for (length, *tail), tokens in drafted.items():
-            own = text[:length]
-            if tokens and tail == own[-len(tail) :]:
-                for level, token in enumerate(tokens):
-                    assert token == int(logits_from_scratch(target, modules, own, tokens[:level]).argmax())
-                compared += 1
-    assert compared > 5 and steps.replays > 0
+    from_scratch = partial(logits_from_scratch, target, modules)
+    assert_captured_drafts(monkeypatch, target, head, CapturedSeveralMtp, from_scratch, limit)
+    assert steps.replays > 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec import SpeculativeConfig, TokenTree
+from hf_specdec.drafters.captured import CapturedDraft
 from hf_specdec.drafters.growth import LevelNodes
 
-from .batches import limits
+from .batches import limits, manager_of, text_alone
 from .plain import greedy_text
 
 
@@ -87,3 +90,55 @@ def assert_requests_as_plain(target: PreTrainedModel, drafter: Any, tree: Any, m
         for prompt in prompts
     ]
     assert outputs == [text.tolist() for text in expected]
+
+
+def assert_captured_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+    target: PreTrainedModel,
+    draft: Any,
+    kind: type[CapturedDraft],
+    from_scratch: Callable[[list[int], list[int]], torch.Tensor],
+    limit: int | None = None,
+) -> None:
+    """
+    The prompts of `padded_prompts` in flight, read in chunks, which end one after the other: texts are those of plain
+    `generate`, and every chain that captured steps draft is that of logits `from_scratch` of a text and a path below.
+
+    Args:
+        kind (`type`): class of the draft in captured steps.
+        limit (`int`, *optional*): `disable_by_batch_size`.
+    """
+    drafted: dict[tuple[int, ...], list[int]] = {}
+    propose: Any = kind.propose
+
+    def noted(self: Any, *args: Any) -> Any:
+        draft, rows = propose(self, *args), self.rows
+        values = rows.lengths.tolist(), rows.tail.tolist(), rows.counts.tolist(), draft.tokens.tolist()
+        for length, tail, count, tokens in zip(*values, strict=True):
+            drafted[(length, *tail[:count])] = tokens  # the last run of a text is that after the capture
+        return draft
+
+    monkeypatch.setattr(kind, "propose", noted)
+    config = SpeculativeConfig(tree=TokenTree.chain(4), cuda_graphs=True, disable_by_batch_size=limit)
+    limited = limits(num_blocks=60, max_batch_tokens=8)
+    manager = manager_of(target, draft, tree=None, speculative_config=config, continuous_batching_config=limited)
+    prompts = [row[mask == 1].tolist() for row, mask in zip(*padded_prompts().values(), strict=True)]
+    with manager:
+        for prompt, number in zip(prompts, (8, 12, 20), strict=True):
+            manager.add_request(prompt, max_new_tokens=number)
+        outputs = [manager.get_result(timeout=60) for _ in prompts]
+    texts = [output.prompt_ids + output.generated_tokens for output in outputs]
+    for output in outputs:
+        number = len(output.generated_tokens)
+        assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=number)
+    compared = 0
+    for (length, *tail), tokens in drafted.items():
+        own = [text[:length] for text in texts if len(text) >= length and text[length - len(tail) : length] == tail]
+        expected = [
+            [int(from_scratch(text, tokens[:level]).argmax()) for level in range(len(tokens))]
+            for text in own
+            if tokens
+        ]
+        assert not expected or tokens in expected
+        compared += len(expected)
+    assert compared > 5

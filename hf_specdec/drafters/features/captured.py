@@ -72,17 +72,6 @@ class CapturedFeatures(GrowingDraft):
         counts: torch.Tensor,
         position_depths: torch.Tensor | None = None,
     ) -> None:
-        """
-        Lets the head read tokens with their features, without drafting from them; see `FeatureDrafter.cache_features`.
-
-        Args:
-            starts (`torch.Tensor` of shape `[rows]`, int64): first slot of each row in the head's cache to write.
-            tokens (`torch.Tensor` of shape `[rows, nodes]`, int64): the tokens.
-            features (`torch.Tensor` of shape `[rows, nodes, size]`): features of the tokens before them.
-            counts (`torch.Tensor` of shape `[rows]`, int64): how many of each row stay in the cache.
-            position_depths (`torch.Tensor` of shape `[rows, nodes]`, int64, *optional*): positions, counted from the
-                first token; by default 0, 1, 2, ….
-        """
         self.cache.at(starts)
         self.cache_rows(tokens, features, counts, position_depths)
 

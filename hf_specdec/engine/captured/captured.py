@@ -42,7 +42,7 @@ class CapturedStep(ABC):
         store = drafting.features
         unwanted_slot = 0 if store is None else store.unwanted_slot
         self._target: Any = target
-        self._models: Any = (target.model, *drafting.models)
+        self._models: Any = (target.model, *drafting.parts)
         self.rows = InFlightRows(size, target.device, unwanted_slot, target.adapters.index)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]

@@ -23,7 +23,7 @@ from .walks import RowWalks, error_of
 
 if TYPE_CHECKING:
     from ...drafters import Drafting
-    from ...drafters.features import CapturedFeatures
+    from ...drafters.captured import CapturedDraft
     from ...forwards.features import Features
     from ..scheduler import Chunk
     from ..target import InFlightTarget
@@ -63,7 +63,7 @@ class PromptStep(CapturedStep):
         self._store: Any = drafting.features
         self._walks = RowWalks(self.rows, ALL_KINDS)
         head: Any = drafting.captured_draft
-        self._head: CapturedFeatures | None = head(drafting, None, self.rows, None) if has_head else None
+        self._head: CapturedDraft | None = head(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held: Any = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
@@ -106,7 +106,7 @@ class PromptStep(CapturedStep):
 
     def _read_by_head(
         self,
-        head: CapturedFeatures,
+        head: CapturedDraft,
         starts: torch.Tensor,
         watched: Features,
         depths: torch.Tensor,
@@ -118,7 +118,8 @@ class PromptStep(CapturedStep):
         """
         store = self._store
         features = watched.take(store.held.device, store.held.dtype)
-        self._compile(head.drafter.forward)
+        if head.forward is not None:
+            self._compile(head.forward)
         rows = self.rows
         ends = rows.kinds != Verifier.RESTS  # no token is after the last one of a text
         head.read(starts, rows.tail[:, 1:], features, rows.counts - ends.long(), depths)

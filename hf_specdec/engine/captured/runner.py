@@ -118,7 +118,7 @@ class DeviceSteps:
         Drops captured steps if weights have moved since, and checks again whether steps can be captured. Returns
         whether there are none now.
         """
-        models = (self._target.model, *self._drafting.models)
+        models = (self._target.model, *self._drafting.parts)
         forward = self._target.forward
         self.works = (
             self._cuda_graphs is not False

@@ -102,7 +102,6 @@ class InFlightStep(CapturedStep):
         self._walks = RowWalks(self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
-        self._levels = torch.arange(size.depth + 1, device=device)
         width = 3 + 2 * (size.depth + 1) + (num_columns(size.depth, kind.shapes) if kind.reports_ranks else 0)
         width += 0 if self._drawing is None else len(DraftTemperature.GRID)
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
@@ -144,8 +143,8 @@ class InFlightStep(CapturedStep):
         forward, cache = self._forward, self._cache
         cache.write_tables = cache.writable_tables()
         self.draft.write_as(cache)
-        if self.draft.drafter is not None:
-            self._compile(self.draft.drafter.forward)
+        if self.draft.forward is not None:
+            self._compile(self.draft.forward)
         rows, depth = self.rows, self.rows.size.depth
         draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
@@ -170,16 +169,6 @@ class InFlightStep(CapturedStep):
         path, accepted, next_tokens = self._walks.walk(logits, draft, walked)
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
-        if features is not None:
-            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
-            if self._store is not None:
-                held = self._store.held.flatten(0, 1)
-                slots = (rows.slots[:, None] + self._levels).flatten() if depth > 0 else rows.slots
-                held.index_copy_(0, slots, kept.flatten(0, 1).to(held))
-            else:
-                if not self._features:
-                    self._features.append(torch.empty_like(kept))
-                self._features[0].copy_(kept)
         if self.kind.keeps_logits:
             of_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2])) if depth > 0 else logits
             if not self._logits:
@@ -190,6 +179,14 @@ class InFlightStep(CapturedStep):
             self._logprobs.note(logits, path, new)
         highest = logits.amax(dim=-1)
         is_nan = rows_with_nan(logits, highest)
+        if features is not None:
+            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
+            if self._store is not None:
+                self._store.write(rows.slots, kept, accepted.masked_fill(is_nan, -1))
+            else:
+                if not self._features:
+                    self._features.append(torch.empty_like(kept))
+                self._features[0].copy_(kept)
         is_compiled = self.compiles and self.compiles_whole
         compiled: Any = compiled_function if is_compiled else lambda function: function
         accepted = self._walks.checked(highest, path, accepted, compiled)

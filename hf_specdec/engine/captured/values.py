@@ -57,6 +57,7 @@ class ValuesOfRows:
         states = [] if cache is None else cache.note_states([one.table for one in readers])
         state_slots = dict(zip(readers, states, strict=False))
         places, slots = self._features_of(own, lags, waits, part.depth + 1)
+        slot_step = 0 if self._drafting.features is None else self._drafting.features.slot_step
         return RowValues(
             kinds=[one.options.verifier(part.draws and place < len(drafted)) for place, one in enumerate(own)],
             room=[self._drafting.room(one) for one in drafted] + [0] * len(part.plain),
@@ -64,7 +65,7 @@ class ValuesOfRows:
             draft_slots=[state_slots.get(one, -1) for one in own],
             places=places,
             slots=slots,
-            slot_steps=[0 if one in lags or one.options.plan is None else 1 for one in own],
+            slot_steps=[0 if one in lags or one.options.plan is None else slot_step for one in own],
             draft_temperature=part.draft_temperature,
         )
 
