@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from .. import loading
 from ..block import BlockConfig
 from ..checkpoints.reading import HubOptions
+from ..gemma import GemmaAssistantConfig
 from .arguments import checked_device, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption
 
@@ -48,7 +49,7 @@ def doctor(
     device_map: DeviceMapOption = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the head.")] = None,
 ) -> None:
-    """Examine an EAGLE head on text that the target writes. Exits with 1 unless the head is good as it is read."""
+    """Examine a head on text that the target writes. Exits with 1 unless the head is good as it is read."""
     from ..doctor import PROMPTS, diagnose
 
     if dtype not in DTYPES:
@@ -108,11 +109,15 @@ def _prompts(path: Path) -> tuple[str, ...]:
 def report(diagnosis: Diagnosis, console: Console) -> None:
     """Prints a diagnosis, with the verdict last."""
     config = diagnosis.config
-    kind = config.kind if isinstance(config, BlockConfig) else f"EAGLE-{config.eagle_version}"
+    if isinstance(config, GemmaAssistantConfig):
+        kind, size = "assistant of Gemma 4", config.text_config.hidden_size
+    else:
+        kind = config.kind if isinstance(config, BlockConfig) else f"EAGLE-{config.eagle_version}"
+        size = config.hidden_size
     console.print(f"{diagnosis.head}: {diagnosis.format}, {kind}", markup=False)
     vocabulary = f"{config.num_draft_tokens} of {config.vocab_size} tokens"
     layers = config.text_config.num_hidden_layers
-    console.print(f"  {layers} layer(s), hidden size {config.hidden_size}, proposes {vocabulary}")
+    console.print(f"  {layers} layer(s), hidden size {size}, proposes {vocabulary}")
     used, ignored = diagnosis.keys["used"], diagnosis.keys["ignored"]
     console.print(f"  keys: {len(used)} used, {len(ignored)} ignored {', '.join(ignored)}".rstrip(), markup=False)
     for name, reason in diagnosis.conventions.items():

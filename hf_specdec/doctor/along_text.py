@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from ..block.anchored import blocks_after
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
+from ..gemma import GemmaAssistant
+from .assistants import TextKV, assistant_logits
 
 
-Head = EagleHead | BlockHead
+Head = EagleHead | BlockHead | GemmaAssistant
 Logits = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -32,6 +34,7 @@ class Rows:
         depth (`int`): length of the chains.
         embed (callable): embeds tokens.
         lm_head (`nn.Module` or callable): makes logits of states.
+        shared (`dict`, *optional*): for assistants of Gemma 4, what they attend to.
     """
 
     ids: torch.Tensor
@@ -40,10 +43,18 @@ class Rows:
     depth: int
     embed: Callable[[torch.Tensor], torch.Tensor]
     lm_head: Any
+    shared: TextKV = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, head: Head, target: PreTrainedModel, ids: torch.Tensor, features: torch.Tensor, first: int, depth: int
+        cls,
+        head: Head,
+        target: PreTrainedModel,
+        ids: torch.Tensor,
+        features: torch.Tensor,
+        first: int,
+        depth: int,
+        shared: TextKV,
     ) -> Rows:
         """The rows of a head, which may use its target's embeddings and lm_head."""
         borrowed = Borrowed(target.get_input_embeddings(), target.dtype)
@@ -56,6 +67,7 @@ class Rows:
             depth,
             lambda tokens: embed(tokens).to(head.dtype),
             lm_head,
+            shared,
         )
 
     @property
@@ -73,6 +85,8 @@ def logits_along(head: Head, rows: Rows) -> Iterator[Logits]:
     For every step of the chains, given the text's tokens before, the logits by which the head drafts, and those that
     give every token a probability: without a selector, which leaves most tokens none. `[rows, draft vocab]` all.
     """
+    if isinstance(head, GemmaAssistant):
+        return assistant_logits(head, rows)
     return eagle_logits(head, rows) if isinstance(head, EagleHead) else block_logits(head, rows)
 
 

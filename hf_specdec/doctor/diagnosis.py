@@ -10,6 +10,7 @@ import torch
 
 from ..block import BlockConfig
 from ..eagle import EagleConfig
+from ..gemma import GemmaAssistantConfig
 from .measuring import Chains
 
 
@@ -108,7 +109,7 @@ class Diagnosis:
     Args:
         head (`str`), target (`str`): names of head and target.
         format (`str`): published format of the head.
-        config (`EagleConfig` or `BlockConfig`): config of the head, as read.
+        config (`EagleConfig`, `BlockConfig` or `GemmaAssistantConfig`): config of the head, as read.
         conventions (`dict[str, str]`): assumed conventions, with reasons; of block heads all of them.
         keys (`dict[str, list[str]]`): "used" and "ignored" keys of the checkpoint.
         agreements (`list[Agreement]`): the agreement as read, then that of every alternative reading, those of one
@@ -122,7 +123,7 @@ class Diagnosis:
     head: str
     target: str
     format: str
-    config: EagleConfig | BlockConfig
+    config: EagleConfig | BlockConfig | GemmaAssistantConfig
     conventions: dict[str, str]
     keys: dict[str, list[str]] = field(repr=False)
     agreements: list[Agreement] = field(default_factory=list)
@@ -177,4 +178,5 @@ class Diagnosis:
         """Code that loads the head under the best reading."""
         arguments = "".join(f", {name}={value!r}" for name, value in self.best.changes.items())
         kind = "BlockHead" if isinstance(self.config, BlockConfig) else "EagleHead"
+        kind = "GemmaAssistant" if isinstance(self.config, GemmaAssistantConfig) else kind
         return f"`{kind}.from_pretrained({self.head!r}{arguments})`"

@@ -16,6 +16,7 @@ from ..checkpoints.reading import Checkpoint, HubOptions
 from ..drafters import as_drafter
 from ..eagle import EagleHead
 from ..eagle.formats import read_head
+from ..gemma import GemmaAssistant
 from ..loading import kind_of_draft
 from ..models.structure import execution_device
 from ..trees import TokenTree
@@ -83,16 +84,17 @@ def diagnose(
         raise ValueError(f"`prompts` must hold texts for the target to answer, but is {prompts!r}. Give at least one.")
     options = options or HubOptions()
     # The head is loaded in the target's dtype: a later conversion would round the rotary embedding's frequencies.
-    is_block = kind_of_draft(head, **options.as_arguments()) == "block"
-    head_class: Any = BlockHead if is_block else EagleHead
+    kind = kind_of_draft(head, **options.as_arguments())
+    kinds: dict[str, Any] = {"block": BlockHead, "gemma": GemmaAssistant}
+    head_class = kinds.get(kind, EagleHead)
     model = head_class.from_pretrained(head, **options.as_arguments(), dtype=target.dtype, **changes)
     diagnosis = Diagnosis(
         head=head,
         target=target.name_or_path,
-        format=model.config.source_format or "hf_specdec",
+        format=getattr(model.config, "source_format", None) or "hf_specdec",
         config=model.config,
-        conventions=dict(model.config.conventions or {}),
-        keys=_keys(head, options, is_block),
+        conventions=dict(getattr(model.config, "conventions", None) or {}),
+        keys=_keys(head, options, kind),
     )
     try:
         as_drafter(model).check(target, TokenTree.chain(1))
@@ -112,8 +114,11 @@ def diagnose(
     return diagnosis
 
 
-def _keys(head: str, options: HubOptions, is_block: bool) -> dict[str, list[str]]:
-    reading = read_block_files(head, options) if is_block else read_head(Checkpoint.read(head, options))
+def _keys(head: str, options: HubOptions, kind: str) -> dict[str, list[str]]:
+    if kind == "gemma":
+        used = GemmaAssistant.read_published(head, options)[1].keys()
+        return {"used": sorted(used), "ignored": sorted(Checkpoint.read(head, options).weights.keys() - used)}
+    reading = read_block_files(head, options) if kind == "block" else read_head(Checkpoint.read(head, options))
     return {"used": sorted(reading.weights), "ignored": sorted(reading.ignored)}
 
 

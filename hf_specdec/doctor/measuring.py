@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,9 +12,11 @@ from ..benchmarking.contenders import GREEDY
 from ..benchmarking.prompts import encode_turns
 from ..drafters import as_drafter
 from ..forwards.features import watch_features
+from ..gemma import GemmaAssistant
 from ..metrics import metrics_of_last_call
 from ..models.structure import execution_device, keeping_one_logit
 from .along_text import Head, Rows, logits_along
+from .assistants import TextKV, read_text
 
 
 LEAST = -15.0
@@ -56,17 +58,19 @@ class ReadText:
         features (`dict[int, torch.Tensor]`): hidden states by boundary, `[1, tokens, Ht]` each, on the CPU.
         last (`torch.Tensor` of shape `[1, tokens, Ht]`): the last hidden state after the final norm; empty where the
             heads read boundaries.
+        shared (`dict`): what assistants of Gemma 4 attend to, on the CPU; empty for other heads.
     """
 
     text: Text
     features: dict[int, torch.Tensor]
     last: torch.Tensor
+    shared: TextKV = field(default_factory=dict)
 
     def rows(self, head: Head, target: PreTrainedModel, depth: int) -> Rows:
         """What a head reads along the text, for chains of `depth` tokens after every new token."""
         layers = head.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
         features = torch.cat([self.features[layer] for layer in layers], dim=-1) if layers else self.last
-        return Rows.of(head, target, self.text.ids, features, self.text.prompt_length, depth)
+        return Rows.of(head, target, self.text.ids, features, self.text.prompt_length, depth, self.shared)
 
     @classmethod
     @torch.no_grad()
@@ -78,7 +82,8 @@ class ReadText:
             target(text.ids[None], use_cache=False, **keeping_one_logit(target))
         taken = features.take(torch.device("cpu"), heads[0].dtype)
         if not watched:
-            return cls(text, {}, taken)
+            reads_kv = isinstance(heads[0], GemmaAssistant)
+            return cls(text, {}, taken, read_text(target, text.ids) if reads_kv else {})
         return cls(text, dict(zip(watched, taken.chunk(len(watched), dim=-1), strict=True)), taken[:, :0])
 
 
@@ -105,7 +110,7 @@ def chains_on(read: ReadText, head: Head, target: PreTrainedModel, depth: int) -
 
     Args:
         read (`ReadText`): a text with more than `depth` new tokens, read for this head.
-        head (`EagleHead` or `BlockHead`): the head.
+        head (`EagleHead`, `BlockHead` or `GemmaAssistant`): the head.
         target (`PreTrainedModel`): its target, whose embeddings and lm_head it may use.
         depth (`int`): length of the chains.
     """

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from ..block import BlockConfig
 from ..checkpoints.layer_fields import windows_of
 from ..eagle import EagleConfig
+from ..gemma import GemmaAssistantConfig
 from .along_text import Head
 
 
@@ -19,14 +20,16 @@ Reading = tuple[str, dict[str, Any]]
 _USUAL_THETAS = {"a rope_theta of 10,000": 1e4, "a rope_theta of 1,000,000": 1e6}
 
 
-def readings(config: EagleConfig | BlockConfig, target: PreTrainedConfig) -> list[Reading]:
+def readings(config: EagleConfig | BlockConfig | GemmaAssistantConfig, target: PreTrainedConfig) -> list[Reading]:
     """
     The readings to try: the head as read first, then one change at a time.
 
     Args:
-        config (`EagleConfig` or `BlockConfig`): config of the head.
+        config (`EagleConfig`, `BlockConfig` or `GemmaAssistantConfig`): config of the head.
         target (`PreTrainedConfig`): config of its target.
     """
+    if isinstance(config, GemmaAssistantConfig):
+        return [("as read", {}), _other(config, "position_of_feature")]
     target = target.get_text_config(decoder=True)
     special = _of_block_heads(config) if isinstance(config, BlockConfig) else _of_eagle_heads(config)
     return [("as read", {}), *_layer_ids(config, target), *special, *_of_the_target(config, target)]
@@ -103,7 +106,7 @@ def reread(head: Head, changes: dict[str, Any]) -> Any:
     A head under another reading, which shares the weights of `head`.
 
     Args:
-        head (`EagleHead` or `BlockHead`): the head.
+        head (`EagleHead`, `BlockHead` or `GemmaAssistant`): the head.
         changes (`dict`): arguments of its config's `changed`; `head` itself is returned if empty.
     """
     if not changes:

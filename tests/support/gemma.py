@@ -93,10 +93,12 @@ def write_assistant(folder: Path, seed: int = 0, text: dict[str, Any] | None = N
 
 
 @torch.no_grad()
-def logits_from_scratch(target: Any, assistant: GemmaAssistant, text: list[int], path: list[int]) -> torch.Tensor:
+def logits_from_scratch(
+    target: Any, assistant: GemmaAssistant, text: list[int], path: list[int], before: int = 0
+) -> torch.Tensor:
     """
     The assistant's logits after a path of draft tokens below the last token of a text, from K/V that the target
-    computes anew, all of them kept.
+    computes anew, all of them kept; `before`: by how many positions the queries come earlier.
     """
     cache = DynamicCache()  # without a config: no layer drops anything
     features = target.model(input_ids=torch.tensor([text[:-1]]), **{CACHE: cache}).last_hidden_state[:, -1:]
@@ -108,6 +110,6 @@ def logits_from_scratch(target: Any, assistant: GemmaAssistant, text: list[int],
         shared[kind] = SharedKV(layer.keys[:, :, last], layer.values[:, :, last])
     for token in [text[-1], *path]:
         embeddings = target.get_input_embeddings()(torch.tensor([[token]]))
-        output = assistant(features, embeddings, torch.tensor([[len(text) - 1]]), shared)
+        output = assistant(features, embeddings, torch.tensor([[len(text) - 1 - before]]), shared)
         features = output.hidden_states
     return output.logits[0, 0]
