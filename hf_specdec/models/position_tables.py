@@ -30,6 +30,20 @@ def position_table_of(model: PreTrainedModel) -> nn.Embedding | None:
 
 
 @contextmanager
+def _weights_in_place(module: Any) -> Iterator[None]:
+    """A context in which a module that accelerate offloads has its weights, as during its forward."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
+
+
+@contextmanager
 def rows_at(table: nn.Embedding, positions: torch.Tensor) -> Iterator[None]:
     """
     A context in which a table gives this thread the rows of `positions`, `[batch, tokens]`, whatever it is asked for.
@@ -39,8 +53,9 @@ def rows_at(table: nn.Embedding, positions: torch.Tensor) -> Iterator[None]:
     def rows(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor | None:
         if threading.get_ident() != thread:
             return None
-        places = positions.to(module.weight.device) + getattr(module, "offset", 0)
-        return nn.functional.embedding(places, module.weight)
+        with _weights_in_place(module):
+            places = positions.to(module.weight.device) + getattr(module, "offset", 0)
+            return nn.functional.embedding(places, module.weight).to(output.device)
 
     def first_row(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Slots of nodes may lie past the end of the table."""

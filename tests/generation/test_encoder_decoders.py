@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from support.models import noisy_copy
 from support.whisper import tiny_whisper
 from transformers import (
@@ -54,6 +55,20 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
 def inputs_of(rows: int) -> dict[str, Any]:
     ids = torch.randint(4, 61, (rows, 9), generator=torch.Generator().manual_seed(2))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
+
+
+@pytest.mark.parametrize("family", ["bart", "marian"])
+def test_offloaded_tables_of_positions(family: str) -> None:
+    """The weights of a table lie on the meta device before and after its forward."""
+    target, inputs = model_of(family), inputs_of(2)
+    plain = target.generate(**inputs)
+    draft = noisy_copy(target, 0.02)
+    for model in (target, draft):
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    text = target.generate(**inputs, assistant_model=draft, tree=TREE)
+    assert text.equal(plain)
+    assert last_metrics().num_accepted_tokens > 0
+    assert {parameter.device.type for parameter in target.get_decoder().embed_positions.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("family, rows, tree", [("bart", 3, TREE), ("marian", 3, TREE), ("t5", 1, "chain:4")])
