@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -68,9 +70,14 @@ class AutoChoices:
             if isinstance(choice, MenuChoice):
                 choice.times.are_complete = True
 
-    def forget_advantages(self) -> None:
-        """Forgets what dynamic trees gave beyond static ones."""
-        self._advantages.clear()
+    @contextmanager
+    def keeping_advantages(self) -> Iterator[None]:
+        """A context in which nothing is learnt of what dynamic trees give beyond static ones."""
+        advantages = copy.deepcopy(self._advantages)
+        try:
+            yield
+        finally:
+            self._advantages = advantages
 
     def begin_step(self, num_requests: int, asking: list[Request]) -> None:
         """
@@ -111,7 +118,9 @@ class AutoChoices:
             with_best = self._with_best.setdefault(key, set())
             choice = self.of(tree)
             is_complete = isinstance(choice, MenuChoice) and choice.times.are_complete
-            self._ways[key] = MenuWays(acceptance, with_best, may_capture=not (self._is_warm or is_complete))
+            # A first call may have ended before best tokens were tried.
+            may_capture = not self._is_warm and not (is_complete and with_best)
+            self._ways[key] = MenuWays(acceptance, with_best, may_capture)
         return self._ways[key]
 
     def _acceptance_of(self, tree: AutoTree) -> Acceptances:

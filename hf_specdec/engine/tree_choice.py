@@ -55,10 +55,10 @@ class TreeChoices:
         """A context in which every request takes this tree, or none for None; "auto" still learns from these steps."""
         self._always = (tree,)
         try:
-            yield
+            with self.autos.keeping_advantages():  # of which given trees and texts say nothing
+                yield
         finally:
             self._always = None
-            self.autos.forget_advantages()  # of which given trees and texts say nothing
 
     @property
     def are_given(self) -> bool:

@@ -13,9 +13,10 @@ from support.device_steps import Steps, install
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.sampling import a_block_head, expected_tokens, sampled_tokens, the_target
 
-from hf_specdec import DraftTree, SpeculativeConfig, TokenTree
+from hf_specdec import DraftTree, DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.drafters import BlockDrafter
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.tree_choice import TreeChoices
 from hf_specdec.trees import AutoTree
 from hf_specdec.trees.auto_learning import Acceptances
 from hf_specdec.trees.auto_menu import MenuChoice
@@ -64,6 +65,45 @@ def test_a_step_is_repeated_until_it_may_take_others() -> None:
         assert repeats == (MenuWays.AT_FIRST - 2 if may_capture else 200) and not ways.takes_best
         ways.begin_step(TREE)
         assert ways.takes_best == may_capture and ways.begin_next(TREE) != may_capture
+
+
+def choices_of_calls() -> tuple[TreeChoices, AutoTree, MenuChoice]:
+    """The choices of an engine of calls whose trials are over, before a sampled step of one row."""
+    choices, tree = TreeChoices(None, None, None, lambda: True), AutoTree(takes_either=True)
+    autos = choices.autos
+    autos.keep_captures_for(1)
+    autos._draws, autos._filters, autos._batch_size = True, False, 1
+    choice: Any = autos.of(tree)
+    choice.times.are_complete = True
+    return choices, tree, choice
+
+
+def test_best_tokens_are_tried_in_a_later_call_if_not_in_the_first() -> None:
+    """One tree is captured with them, once."""
+    choices, asked, _ = choices_of_calls()
+    for tree in (TREE, OTHER):
+        ways: Any = choices.autos.ways_of(asked)
+        for _ in range(40):
+            ways.begin_step(tree)
+            ways.present.add_whole(tree, [[] if ways.takes_best else [1]])
+        choices.forget_texts()
+        assert ways._with_best == {TREE}
+
+
+def test_a_warm_up_forgets_no_advantage() -> None:
+    """And keeps none of its own, which is of texts that nobody wrote."""
+    choices, asked, choice = choices_of_calls()
+    dynamic = DynamicTree(depth=2, top_k=2, num_nodes=4)
+    choice.learning.add_dynamic(dynamic, [2])
+    known = copy.deepcopy(choices.autos._advantages)
+    with choices.always(dynamic):
+        choice.learning.add_dynamic(dynamic, [0])
+    choices.forget_texts()
+    again: Any = choices.autos.of(asked)
+    assert {tree: ratio.value for tree, ratio in again.learning._advantages.items()} == {
+        tree: ratio.value for of_tree in known.values() for tree, ratio in of_tree.items()
+    }
+    assert again.learning._advantages
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
