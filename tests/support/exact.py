@@ -51,17 +51,22 @@ class StopAt(StoppingCriteria):
 
 @torch.no_grad()
 def enumerate_tokens(
-    model: PreTrainedModel, inputs: dict[str, torch.Tensor], length: int, **generate_kwargs: Any
+    model: PreTrainedModel,
+    inputs: dict[str, torch.Tensor],
+    length: int,
+    vocab: int | None = None,
+    **generate_kwargs: Any,
 ) -> torch.Tensor:
     """
     The joint distribution of the next `length` tokens of one prompt (`[1, tokens]`), `[vocab] * length` float64.
 
     Every prefix is given to plain `generate` as a prompt of its own, for one token: its processed scores are the
     distribution after that prefix, by definition of what `generate` does. (So options that count from the end of the
-    prompt, such as `min_new_tokens`, are not for this function.)
+    prompt, such as `min_new_tokens`, are not for this function.) With `vocab`, only the first so many tokens count.
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    vocab = model.config.vocab_size
+    others = {name: values for name, values in inputs.items() if name not in ("input_ids", "attention_mask")}
+    vocab = model.config.vocab_size if vocab is None else vocab
     prefixes = torch.empty(1, 0, dtype=torch.long)
     joint = torch.ones(1, dtype=torch.float64)
     for _ in range(length):
@@ -69,13 +74,14 @@ def enumerate_tokens(
         outputs = model.generate(
             input_ids=torch.cat([ids.expand(rows, -1), prefixes], dim=1),
             attention_mask=torch.cat([mask.expand(rows, -1), torch.ones_like(prefixes)], dim=1),
+            **{name: values.expand(rows, *values.shape[1:]) for name, values in others.items()},
             **({"top_k": 0} | generate_kwargs),
             do_sample=True,
             max_new_tokens=1,
             return_dict_in_generate=True,
             output_scores=True,
         )
-        joint = (joint[:, None] * outputs.scores[0].double().softmax(dim=-1)).flatten()
+        joint = (joint[:, None] * outputs.scores[0][:, :vocab].double().softmax(dim=-1)).flatten()
         prefixes = torch.cat([prefixes.repeat_interleave(vocab, 0), torch.arange(vocab).repeat(rows)[:, None]], dim=1)
     return joint.view([vocab] * length)
 
