@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..compat import CACHE_NAMES
 from ..forwards.tree_forward import TreeForward
 from ..models.reasons import Reason
-from ..models.structure import attends_to_images_apart, forward_parameters
+from ..models.structure import attends_to_images_apart, forward_parameters, inputs_of_every_step
 
 
 _WITHOUT_PLACES = ("git",)
@@ -109,6 +109,12 @@ def checked_inputs(model: PreTrainedModel, num_tokens: int, values: dict[str, An
         raise ValueError(
             f"`{next(iter(found))}`: the target {name} {Reason.CROSS_ATTENTION}. Give the text alone, or call "
             "`generate` without `assistant_model`."
+        )
+    of_steps = inputs_of_every_step(model, found)
+    if of_steps:
+        raise ValueError(
+            f"`{of_steps[0]}` among the inputs of a prompt: {name} reads it with every new token, and "
+            "steps of requests do not have it. Use `generate`."
         )
     return found
 

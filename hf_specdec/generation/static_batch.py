@@ -25,7 +25,7 @@ from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
-from ..models.structure import execution_device, forward_parameters
+from ..models.structure import execution_device, forward_parameters, inputs_of_every_step
 from ..states import is_attention_free
 from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_CHOOSE, NOTHING_TO_DRAW_FROM
@@ -114,6 +114,8 @@ class StaticBatch:
             return "the text goes on from a cache or from embeddings"
         if not self._takes_images and (others := self._inputs_beside_tokens):
             return f"{type(self.call.model).__name__} needs `{others[0]}`"
+        if self._takes_images and (others := inputs_of_every_step(self.call.model, self._inputs_beside_tokens)):
+            return f"{type(self.call.model).__name__} reads `{others[0]}` in every step"
         if visible is None:
             counted = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,6 +67,18 @@ def keeps_encoder_apart(model: PreTrainedModel) -> bool:
 def attends_to_images_apart(model: PreTrainedModel) -> bool:
     """Whether some layers attend to images alone, and are left out without any, as in Mllama."""
     return hasattr(model.config.get_text_config(decoder=True), "cross_attention_layers")
+
+
+def inputs_of_every_step(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """
+    Which of these arguments, given beside the tokens of a prompt, the model reads with every new token: those that its
+    text model takes. Others, and the types of tokens, tell of the prompt alone.
+    """
+    decoder = getattr(model, "get_decoder", lambda: None)()
+    of_text = set() if decoder is None else forward_parameters(decoder)
+    if "pixel_values" in of_text:  # no text model of its own
+        of_text = set()
+    return [name for name in names if name in of_text and "token_type_ids" not in name]
 
 
 def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:

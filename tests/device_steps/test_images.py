@@ -12,6 +12,7 @@ from support.device_steps import Steps
 from support.heads import tiny_head
 from support.models import noisy_copy
 from support.parity import IRREGULAR
+from transformers import LlamaModel, LlavaForConditionalGeneration
 
 from hf_specdec import SpeculativeConfig, TokenTree, last_metrics
 
@@ -52,6 +53,44 @@ def test_texts_without_images(steps: Steps) -> None:
     found = model.generate(**inputs, **CALL, assistant_model=noisy_copy(model), tree=IRREGULAR)
     assert found.tolist() == text.tolist()
     assert steps.captures == 1
+
+
+class ScaledText(LlamaModel):
+    """Reads a scale in every step."""
+
+    def forward(self, *args: Any, scale: float | None = None, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        if scale is not None:
+            outputs.last_hidden_state = scale * outputs.last_hidden_state
+        return outputs
+
+
+class ScaledLlava(LlavaForConditionalGeneration):
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Any = None,
+        pixel_values: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        scale: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        given = input_ids, pixel_values, attention_mask, position_ids, past_key_values
+        return super().forward(*given, scale=scale, **kwargs)
+
+
+def test_inputs_of_every_step(steps: Steps) -> None:
+    """Such calls run by the host, which hands them to every forward; requests in flight are refused."""
+    model, inputs = of_family("llava", 1)
+    draft = noisy_copy(model)
+    model.__class__, model.model.language_model.__class__ = ScaledLlava, ScaledText
+    inputs["scale"] = -1.0
+    text = model.generate(**inputs, **CALL)
+    found = model.generate(**inputs, **CALL, assistant_model=draft, tree=IRREGULAR)
+    assert found.tolist() == text.tolist() and steps.captures == 0
+    with pytest.raises(ValueError, match="`scale` .* reads it with every new token"):
+        model.generate_batch([inputs], **CALL, assistant_model=draft, tree=IRREGULAR)
 
 
 def test_lack_of_memory(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
