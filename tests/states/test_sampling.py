@@ -12,11 +12,12 @@ from support.device_steps import install
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.hybrids import hybrid, is_known
 from support.sampling import LENGTH, PROMPT, TREE, VOCAB, a_draft, sampled_tokens
+from support.wrong_states import settle_all, settle_none
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, last_metrics
 from hf_specdec.cache.state_layers import StateLayer
-from hf_specdec.states import Path, PendingPaths
+from hf_specdec.states import PendingPaths
 
 
 ROWS = 600
@@ -85,23 +86,6 @@ def test_samples(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.detectable < 0.25
     monkeypatch.setattr(StateLayer, "settle", settle_none if family == "zaya" else settle_all)
     assert fit_samples(family).p_value < 1e-6
-
-
-_settle = StateLayer.settle
-
-
-def settle_none(layer: Any, path: Path) -> None:
-    if layer.cache.topology.counts is None:
-        path = Path(path.nodes, torch.zeros_like(path.is_on))
-    _settle(layer, path)
-
-
-def settle_all(layer: Any, path: Path) -> None:
-    topology = layer.cache.topology
-    if topology.counts is None:
-        every = torch.arange(topology.num_queries).repeat(len(path.nodes), 1)
-        path = Path(every, path.is_on.any(dim=1, keepdim=True).expand(every.shape))
-    _settle(layer, path)
 
 
 @pytest.mark.parametrize("kind", ["attention", "states"])

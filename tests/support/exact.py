@@ -66,7 +66,7 @@ def enumerate_tokens(
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     others = {name: values for name, values in inputs.items() if name not in ("input_ids", "attention_mask")}
-    vocab = model.config.vocab_size if vocab is None else vocab
+    vocab = model.config.get_text_config(decoder=True).vocab_size if vocab is None else vocab
     prefixes = torch.empty(1, 0, dtype=torch.long)
     joint = torch.ones(1, dtype=torch.float64)
     for _ in range(length):

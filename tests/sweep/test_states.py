@@ -36,7 +36,8 @@ def test_every_family(pair: Pair) -> None:
     if runner.outcome("n-grams").kind == "refused":
         return
     outcomes = {mode: outcome_of(runner, mode, seed=2) for mode in (PADDED, TOGETHER)}
-    assert {outcome.kind for outcome in outcomes.values()} <= {"exact", "refused"}, outcomes
+    ran = [outcome for outcome in outcomes.values() if not outcome.detail.startswith("plain generate: ")]
+    assert {outcome.kind for outcome in ran} <= {"exact", "refused"}, outcomes
 
 
 @pytest.mark.slow
