@@ -58,13 +58,9 @@ class GrammarMask(LogitsProcessor):
         How many `further` tokens the grammar allows after the first row's new `tokens`, one after the other.
 
         Raises:
-            ValueError: if no token of the vocabulary continues the text.
+            ValueError: if the grammar does not let the new tokens through.
         """
-        for count, token in enumerate(further):
-            bits = self._at(0, [*tokens, *further[:count]]).allowed()
-            if token >= 8 * len(bits) or not bits[token // 8] >> (token % 8) & 1:
-                return count
-        return len(further)
+        return self._at(0, tokens).num_allowed(further)
 
     def _at(self, row: int, tokens: Sequence[int]) -> GrammarText:
         while row >= len(self._texts):

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
 from typing import Any
 
 import jsonschema_rs
 import pytest
 import torch
 from llguidance import LLMatcher
+from support.grammar import json_tokenizer
 from support.models import noisy_copy, tiny_model
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, last_metrics
 
 
-PIECES = [
-    "<pad>",
-    "<eos>",
-    *'{}[]",:-.\\ abcdefgnrtuls0123456789E',
-    '":',
-    '",',
-    '{"',
-    '"a',
-    "tr",
-    "ue",
-    "null",
-    "12",
-    "\u010a",
-]
 WORD = {"type": "string", "maxLength": 4, "pattern": "^[a-e]*$"}
 SCHEMAS: list[Any] = [
     {"type": "boolean"},
@@ -56,17 +40,9 @@ SCHEMAS: list[Any] = [
 ]
 
 
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    vocab = {piece.replace(" ", "\u0120"): token for token, piece in enumerate(PIECES)}
-    made = Tokenizer(BPE(vocab=vocab, merges=[]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", pad_token="<pad>")
-
-
 @pytest.fixture(scope="module")
 def writer() -> PreTrainedModel:
-    return tiny_model(vocab_size=len(PIECES), max_position_embeddings=2048)
+    return tiny_model(vocab_size=len(json_tokenizer()), max_position_embeddings=2048)
 
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
@@ -80,7 +56,7 @@ def test_texts_are_json_of_their_schema(writer: PreTrainedModel, number: int):
             input_ids=torch.tensor([[draw.randrange(2, 40) for _ in range(5)] for _ in range(4)]),
             attention_mask=torch.ones(4, 5, dtype=torch.long),
             grammar=LLMatcher.grammar_from_json_schema(schema, defaults=options),
-            tokenizer=tokenizer(),
+            tokenizer=json_tokenizer(),
             assistant_model=assistant,
             tree="[(0,), (1,), (0, 0)]",
             eos_token_id=1,
@@ -89,6 +65,6 @@ def test_texts_are_json_of_their_schema(writer: PreTrainedModel, number: int):
             max_new_tokens=120,
         )
         accepted += last_metrics().num_accepted_tokens
-        for text in tokenizer().batch_decode(found[:, 5:], skip_special_tokens=True):
+        for text in json_tokenizer().batch_decode(found[:, 5:], skip_special_tokens=True):
             jsonschema_rs.validate(schema, json.loads(text))
     assert accepted > 0

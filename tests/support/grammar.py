@@ -18,14 +18,41 @@ PIECES = ["<eos>", "a", "b", "c", "ab", "bc", "ca", "aa"]
 """The tokens of the models of `support.sampling`."""
 
 
-@cache
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of `PIECES`, which encodes letter by letter."""
-    model = BPE(vocab={piece: token for token, piece in enumerate(PIECES)}, merges=[])
-    tokenizer = Tokenizer(model)
+JSON_PIECES = [
+    "<pad>",
+    "<eos>",
+    *'{}[]",:-.\\ abcdefgnrtuls0123456789E',
+    '":',
+    '",',
+    '{"',
+    '"a',
+    "tr",
+    "ue",
+    "null",
+    "12",
+    "\u010a",
+]
+
+
+def _tokenizer_of(pieces: list[str], **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that encodes letter by letter, since there are no merges."""
+    vocab = {piece.replace(" ", "\u0120"): token for token, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", **special)
+
+
+@cache
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of `PIECES`."""
+    return _tokenizer_of(PIECES, pad_token="<eos>")
+
+
+@cache
+def json_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that can write JSON of few letters."""
+    return _tokenizer_of(JSON_PIECES, pad_token="<pad>")
 
 
 class NaiveMask(LogitsProcessor):

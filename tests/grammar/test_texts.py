@@ -1,0 +1,74 @@
+"""Where texts stand in grammars: what may come next, asked in two ways, and ways back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from support.grammar import json_tokenizer, small_tokenizer
+from support.tokenizer import tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from hf_specdec.grammar import CompiledGrammar
+from hf_specdec.grammar.texts import GrammarText
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"abc": {"type": "string", "maxLength": 3}, "b": {"type": ["integer", "null"]}},
+    "required": ["abc", "b"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "lines": (LLMatcher.grammar_from_regex(r"start[a-m]{2,9}( (aa|bb|zz)[a-f]{0,3}end){2,4}\."), tiny_tokenizer()),
+    "open": (LLMatcher.grammar_from_regex(r"([a-d]+\.)*"), tiny_tokenizer()),
+    "letters": (LLMatcher.grammar_from_regex("(a|b|ca)[abc](bca|cab)?[abc]{2,5}"), small_tokenizer()),
+    "lark": (LLMatcher.grammar_from_lark('start: x ("c" start)?\nx: "ab" | "ba" | /aa+/'), small_tokenizer()),
+    "json": (LLMatcher.grammar_from_json_schema(SCHEMA), json_tokenizer()),
+    "compact json": (
+        LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False}),
+        json_tokenizer(),
+    ),
+}
+
+
+def begun(name: str) -> tuple[GrammarText, int, PreTrainedTokenizerFast]:
+    grammar, tokenizer = GRAMMARS[name]
+    return CompiledGrammar(grammar, tokenizer, len(tokenizer)).text(), len(tokenizer), tokenizer
+
+
+def allowed_in(text: GrammarText, vocab: int) -> list[int]:
+    bits = np.unpackbits(text.allowed(), bitorder="little")[:vocab]
+    return np.flatnonzero(bits).tolist()
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_tokens_one_by_one_are_those_of_masks(name: str) -> None:
+    """In every state of random texts, for every token; and the text goes back to where it stood."""
+    text, vocab, tokenizer = begun(name)
+    for number in range(6):
+        draw, tokens, has_ended = random.Random(number), [], False
+        while not has_ended and len(tokens) < 40:
+            text.follow(tokens)
+            allowed = allowed_in(text, vocab)
+            assert all(token == allowed[0] for token in text.forced(1)) and (not text.forced(1) or len(allowed) == 1)
+            for token in range(vocab):
+                text.follow(tokens)
+                assert text.num_allowed([token]) == (token in allowed), (name, tokenizer.decode(tokens), token)
+            tokens.append(draw.choice(allowed))
+            has_ended = tokens[-1] == tokenizer.eos_token_id
+        text.follow([])
+        assert text.num_allowed(tokens) == len(tokens)
+
+
+def test_a_chain_of_forced_tokens_is_allowed() -> None:
+    text, _, tokenizer = begun("lines")
+    chain = text.forced(12)
+    assert tokenizer.decode(chain) == "start"
+    assert text.num_allowed([*chain, tokenizer.eos_token_id]) == len(chain)
+    with pytest.raises(ValueError, match="does not let token 3 through"):
+        text.follow([*chain, 3])
+    text.follow(chain[:2])
+    assert text.forced(12) == chain[2:]
