@@ -41,7 +41,8 @@ class ScoredQueue:
         self._pieces, self._logprobs, self._owes_end = pieces, logprobs, False
         self.of_text: deque[list[ScoredToken]] = deque()
         """The tokens of the pieces of text that have been read; those of reasoning are with the text after it."""
-        self._of_reasoning: list[ScoredToken] = []
+        self.left: list[ScoredToken] = []
+        """Tokens of reasoning that no text has followed yet."""
 
     async def get(self) -> Any:
         """Waits for the next piece and returns it."""
@@ -64,10 +65,10 @@ class ScoredQueue:
         found: Any = ScoredReasoning(piece) if isinstance(piece, ReasoningText) else ScoredText(piece or "")
         found.tokens = tokens
         if isinstance(piece, ReasoningText):
-            self._of_reasoning += tokens
+            self.left += tokens
         else:
-            self.of_text.append(self._of_reasoning + tokens)
-            self._of_reasoning = []
+            self.of_text.append(self.left + tokens)
+            self.left = []
         return found
 
 
@@ -130,6 +131,8 @@ def _scored_event(text: str, queue: ScoredQueue, said: list[dict[str, Any]]) -> 
             found["logprobs"] = of_chat(queue.of_text.popleft())
             said += found["logprobs"]
         case "response.output_text.done":
+            said += of_chat(queue.left)  # where there is no text after the reasoning
+            queue.left = []
             found["logprobs"] = said
         case "response.content_part.done":
             found["part"]["logprobs"] = said

@@ -71,9 +71,14 @@ def whole(handlers: Handlers) -> str:
 
 def message(handler: _Chat | _Response, stop: str | None, streams: bool) -> tuple[str, str]:
     """The reasoning and the content of an answer."""
+    return (_of_chat if isinstance(handler, _Chat) else _of_responses)(answers(handler, stop, streams))
+
+
+def answers(handler: _Chat | _Response, stop: str | None, streams: bool, **options: Any) -> list[dict[str, Any]]:
+    """What is answered, at once or in events."""
     config: dict[str, Any] = {"max_new_tokens": 60, "do_sample": True, "suppress_tokens": [0, 1, 2, 3]}
     config |= {} if stop is None else {"stop_strings": [stop]}
-    body = {"model": "tiny", "generation_config": json.dumps(config), "seed": 3, "stream": streams}
+    body = {"model": "tiny", "generation_config": json.dumps(config), "seed": 3, "stream": streams} | options
     is_chat = isinstance(handler, _Chat)
     body |= {"messages": [{"role": "user", "content": PROMPT}]} if is_chat else {"input": PROMPT}
 
@@ -84,7 +89,7 @@ def message(handler: _Chat | _Response, stop: str | None, streams: bool) -> tupl
         lines = "".join([chunk async for chunk in response.body_iterator]).splitlines()
         return [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: {")]
 
-    return (_of_chat if is_chat else _of_responses)(asyncio.run(ask()))
+    return asyncio.run(ask())
 
 
 def _of_chat(answers: list[dict[str, Any]]) -> tuple[str, str]:
@@ -110,3 +115,28 @@ def test_stop_strings_leave_them(handlers: Handlers, whole: str, kind: str, part
     at = next(at for at in range(8, len(text) - 4) if whole.count(text[at : at + 3]) == 1)
     stopped = message(handler, text[at : at + 3], streams)
     assert stopped == ((reasoning[:at], "") if part == "reasoning" else (reasoning, content[:at]))
+
+
+def logprobs_of(handler: _Chat | _Response, stop: str | None, streams: bool) -> list[dict[str, Any]]:
+    """The tokens of an answer, with their log-probabilities."""
+    if isinstance(handler, _Chat):
+        found = [one["choices"][0].get("logprobs") for one in answers(handler, stop, streams, logprobs=True)]
+        return [token for one in found if one for token in one["content"]]
+    events = answers(handler, stop, streams, include=["message.output_text.logprobs"])
+    output = events[-1].get("response", events[-1])["output"]
+    (told,) = (item["content"][0]["logprobs"] for item in output if item["type"] == "message")
+    deltas = [one["logprobs"] for one in events if one.get("type") == "response.output_text.delta"]
+    if deltas:  # none where reasoning is all
+        assert [token for one in deltas for token in one] == told
+    return told
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_tokens_of_all_parts_have_log_probabilities(handlers: Handlers, whole: str, kind: str) -> None:
+    """Delimiters are tokens, too; what follows a stop string is none."""
+    handler, stop = getattr(handlers, kind), whole[-4:-1]
+    for stop_string, text in ((None, whole), (stop, whole[: whole.index(stop)])):
+        told = [logprobs_of(handler, stop_string, streams) for streams in (False, True)]
+        assert told[0] == told[1] and all(one["logprob"] < 0 for one in told[0])
+        joined = "".join(one["token"] for one in told[0])
+        assert joined.startswith(text) and joined.rstrip(told[0][-1]["token"]) in text
