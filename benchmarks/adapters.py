@@ -27,11 +27,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.adapters import RequestAdapters
+from hf_specdec.adapters import LoadedAdapters, RequestAdapters
 from hf_specdec.adapters.stacks import Stack
 from hf_specdec.benchmarking.comparison import synchronize
 from hf_specdec.benchmarking.environment import environment
@@ -49,8 +49,9 @@ def adapted(device: str, rank: int) -> Any:
     torch.manual_seed(0)
     for number in range(MOST_ADAPTERS):
         config = LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-        model.add_adapter(config, f"adapter {number}")
-    model.set_adapter("adapter 0")
+        inject_adapter_in_model(config, model, f"adapter {number}")
+    for layer in LoadedAdapters.of(model).layers:
+        layer.set_adapter("adapter 0")
     return model.to(dtype)
 
 

@@ -88,15 +88,24 @@ def load_adapters(model: PreTrainedModel, places: dict[str, str]) -> None:
         ImportError: without PEFT.
         OSError, ValueError: if an adapter cannot be read, or requests cannot choose it.
     """
+    if not places:
+        return
+    from peft import PeftModel
+
+    tuned: Any = None
     for name, place in places.items():
         check_place(place)
-        model.load_adapter(place, adapter_name=name)
-    if places:
-        model.disable_adapters()
-        loaded = LoadedAdapters.of(model)
-        errors = [error for name in places if (error := loaded.error_of(name)) is not None]
-        if errors:
-            raise ValueError(errors[0])
+        how: dict[str, Any] = {"adapter_name": name, "autocast_adapter_dtype": False}  # in the dtype of the model
+        if tuned is None:
+            tuned = PeftModel.from_pretrained(model, place, **how)
+        else:
+            tuned.load_adapter(place, **how)
+    loaded = LoadedAdapters.of(model)
+    errors = [error for name in places if (error := loaded.error_of(name)) is not None]
+    if errors:
+        raise ValueError(errors[0])
+    for layer in loaded.layers:
+        layer.enable_adapters(False)
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:

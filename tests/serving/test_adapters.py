@@ -101,10 +101,16 @@ def test_adapters_are_loaded(model: Any, tmp_path: Path, monkeypatch: pytest.Mon
         torch.manual_seed(1)
         peft.get_peft_model(tiny_model(max_position_embeddings=4096), config).save_pretrained(tmp_path / name)
     given = EngineOptions(
-        None, "ngram", SpeculativeConfig(), "cpu", "float32", num_blocks=20, adapters={"sql": str(tmp_path / "b")}
+        None,
+        "ngram",
+        SpeculativeConfig(),
+        "cpu",
+        "float32",
+        num_blocks=20,
+        adapters=dict.fromkeys(("sql", "it"), str(tmp_path / "b")),
     )
     manager, _ = process.load(given)
-    assert manager.adapters == ["sql"] and manager.engine.target.adapters.is_wanted
+    assert manager.adapters == ["sql", "it"] and manager.engine.target.adapters.is_wanted
     tuned = peft.PeftModel.from_pretrained(tiny_model(max_position_embeddings=4096), tmp_path / "b").eval()
     ids = torch.tensor([[5, 6, 7]])
     expected = tuned.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)

@@ -1,4 +1,7 @@
-"""LoRA adapters of random weights, and what plain `generate` writes with each of them."""
+"""
+LoRA adapters of random weights, and what plain `generate` writes with each of them. By functions of PEFT alone, since
+those of transformers may want a later PEFT.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +34,48 @@ def lora_config(**options: Any) -> Any:
 def adapted(model: PreTrainedModel | None = None, **adapters: dict[str, Any]) -> Any:
     """A copy of a model (by default a tiny Llama), with these adapters (default: `ADAPTERS`), the first one active."""
     model = copy.deepcopy(tiny_model() if model is None else model)
+    for name, options in (adapters or ADAPTERS).items():
+        add(model, name, **options)
+    activate(model, next(iter(adapters or ADAPTERS)))
+    return model.eval()
+
+
+def add(model: PreTrainedModel, name: str, **options: Any) -> None:
+    """Loads an adapter into a model."""
+    peft = pytest.importorskip("peft", reason="adapters need peft")
     with torch.random.fork_rng():
-        torch.manual_seed(3)
-        for name, options in (adapters or ADAPTERS).items():
-            model.add_adapter(lora_config(**options), name)
-    model.set_adapter(next(iter(adapters or ADAPTERS)))
-    return model.to(model.dtype).eval()
+        torch.manual_seed(len(name) + ord(name[0]))
+        peft.inject_adapter_in_model(lora_config(**options), model, name)
+    model.to(model.dtype)
 
 
-def alone(model: Any, adapter: str | None, prompt: list[int], **options: Any) -> list[int]:
-    """What plain `generate` writes with one adapter, or with none."""
-    active = model.active_adapters()
+def layers_of(model: PreTrainedModel) -> list[Any]:
+    """PEFT's layers in a model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def activate(model: PreTrainedModel, names: str | list[str] | None) -> None:
+    """Makes adapters the active ones; None for no adapters."""
+    for layer in layers_of(model):
+        layer.enable_adapters(names is not None)
+        if names is not None:
+            layer.set_adapter(names)
+
+
+def active_in(model: PreTrainedModel) -> set[tuple[str, ...]]:
+    """The adapters that are active in each layer."""
+    return {() if layer.disable_adapters else tuple(layer.active_adapters) for layer in layers_of(model)}
+
+
+def alone(model: Any, adapter: str | list[str] | None, prompt: list[int], **options: Any) -> list[int]:
+    """What plain `generate` writes with one adapter, with several or with none."""
+    ((*active,),) = active_in(model)
+    activate(model, adapter)
     try:
-        if adapter is None:
-            model.disable_adapters()
-        else:
-            model.set_adapter(adapter)
         ids = torch.tensor([prompt])
         options = {"do_sample": False} | options
         return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
     finally:
-        model.enable_adapters()
-        model.set_adapter(active)
+        activate(model, active or None)
