@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from .config import SpeculativeConfig
 from .models.structure import execution_device
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule
+from .trees.candidate_trees import CandidateTrees
 from .trees.token_tree import cut
-from .trees.tree_menu import TreeMenu
 
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SpeculationPlan:
                 found.append(tree)
                 continue
             found.append(TokenTree.chain(1))
-            found += [] if tree.first is None else [tree.first, *TreeMenu.dynamic_within(tree)]
+            found += [] if tree.first is None else [tree.first, *CandidateTrees.dynamic_within(tree)]
         return found
 
     @classmethod

@@ -30,7 +30,7 @@ settings.load_profile("the same examples every time")
 
 HERE = Path(__file__).parent
 ANY_VERSION = (
-    "batching/test_auto_menu.py",
+    "batching/test_candidate_choice.py",
     "batching/test_compiled_steps.py",
     "batching/test_device_auto.py",
     "batching/test_device_rows.py",

@@ -11,8 +11,8 @@ from typing import Any
 from ..trees import AutoTree, DynamicTree, TokenTree, TreeChoice, choice_of, remembered_of
 from ..trees.auto import times_of
 from ..trees.auto_learning import Acceptances, Ratio
-from ..trees.auto_menu import MenuChoice
-from ..trees.menu_ways import MenuWays
+from ..trees.candidate_choice import CandidateChoice
+from ..trees.candidate_ways import CandidateWays
 from ..trees.whole_times import WholeTimes
 from .request import Request
 
@@ -25,14 +25,14 @@ class AutoChoices:
 
     Args:
         target, draft: the models whose step times are remembered; see `choice_of`.
-        takes_few (`Callable`): returns whether "auto" must choose from a short menu of trees, as where each tree needs
+        takes_few (`Callable`): returns whether "auto" must choose from a few candidate trees, as where each tree needs
             a CUDA graph.
     """
 
     def __init__(self, target: Any, draft: Any, takes_few: Callable[[], bool]):
         self.target, self.draft, self._takes_few = target, draft, takes_few
         self._auto: dict[Any, TreeChoice] = {}
-        self._ways: dict[Any, MenuWays] = {}
+        self._ways: dict[Any, CandidateWays] = {}
         self._with_best: dict[Any, set[TokenTree | DynamicTree]] = {}
         self._advantages: dict[Any, dict[DynamicTree, Ratio]] = {}
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
@@ -67,7 +67,7 @@ class AutoChoices:
         """Takes note that every tree that is worth a capture has been timed."""
         self._is_warm = True
         for choice in self._auto.values():
-            if isinstance(choice, MenuChoice):
+            if isinstance(choice, CandidateChoice):
                 choice.times.are_complete = True
 
     @contextmanager
@@ -101,14 +101,14 @@ class AutoChoices:
                 is_kept = self._kept_for is not None
                 times = self._own_times.setdefault(kind, WholeTimes()) if is_kept else self._shared_times(kind)
                 advantages = self._advantages.setdefault((tree, self._draws), {})
-                choice: Any = MenuChoice(times, tree, acceptance.of(), is_kept, advantages)
+                choice: Any = CandidateChoice(times, tree, acceptance.of(), is_kept, advantages)
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
                 choice.acceptance = acceptance
             self._auto[tree, kind, takes_few] = choice
         return self._auto[tree, kind, takes_few]
 
-    def ways_of(self, tree: AutoTree) -> MenuWays | None:
+    def ways_of(self, tree: AutoTree) -> CandidateWays | None:
         """What says how captured steps fill the trees of rows that ask for this "auto", if there is a choice."""
         if not (tree.takes_either and self._draws and self._takes_few()):
             return None
@@ -117,10 +117,10 @@ class AutoChoices:
             acceptance = self._acceptance_of(tree)
             with_best = self._with_best.setdefault(key, set())
             choice = self.of(tree)
-            is_complete = isinstance(choice, MenuChoice) and choice.times.are_complete
+            is_complete = isinstance(choice, CandidateChoice) and choice.times.are_complete
             # A first call may have ended before best tokens were tried.
             may_capture = not self._is_warm and not (is_complete and with_best)
-            self._ways[key] = MenuWays(acceptance, with_best, may_capture)
+            self._ways[key] = CandidateWays(acceptance, with_best, may_capture)
         return self._ways[key]
 
     def _acceptance_of(self, tree: AutoTree) -> Acceptances:

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule
-from ..trees.auto_menu import MenuChoice
+from ..trees.candidate_choice import CandidateChoice
+from ..trees.candidate_trees import CandidateTrees
 from ..trees.told import Belief, Told
-from ..trees.tree_menu import TreeMenu
 from .auto_choices import AutoChoices
 from .request import Request
 from .wanted_trees import may_change, shared, wanted_tree, within
@@ -72,7 +72,7 @@ class TreeChoices:
         found: dict[Any, None] = {}
         for entry in entries:
             if isinstance(entry, AutoTree):
-                found |= dict.fromkeys(TreeMenu(entry).trees)
+                found |= dict.fromkeys(CandidateTrees(entry).trees)
             elif entry is not None:
                 found[entry] = None
         return list(found)
@@ -95,7 +95,7 @@ class TreeChoices:
         share = self._share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
         for tree in self._asked:
             choice = self.autos.of(tree)
-            if isinstance(choice, MenuChoice):
+            if isinstance(choice, CandidateChoice):
                 choice.most_nodes = share
                 self._tell_of_captures(choice, requests)
         chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
@@ -109,7 +109,7 @@ class TreeChoices:
             return trees
         return [None if tree is None else within(tree, share) for tree in trees]
 
-    def _tell_of_captures(self, choice: MenuChoice, requests: list[Request]) -> None:
+    def _tell_of_captures(self, choice: CandidateChoice, requests: list[Request]) -> None:
         if self._captures is None or self.autos.are_kept:
             return
         choice.ready = self._captures.ready_trees(requests)
@@ -144,8 +144,10 @@ class TreeChoices:
         if not isinstance(wanted, AutoTree):
             return None
         choice = self.autos.of(wanted)
-        if self._always is not None and not (isinstance(choice, MenuChoice) and self._always[0] in choice.menu.trees):
-            return None
+        if self._always is not None:
+            candidates = choice.candidates if isinstance(choice, CandidateChoice) else ()
+            if self._always[0] not in candidates:
+                return None
         return wanted if choice.reads_confidence else None
 
     def belief_of(self, tree: AutoTree) -> Callable[[], Belief] | None:
@@ -153,7 +155,7 @@ class TreeChoices:
         How captured steps read what a draft tells of rows that ask for this "auto"; None where `refiner` reads it.
         """
         choice = self.autos.of(tree)
-        return choice.learning.belief if isinstance(choice, MenuChoice) else None
+        return choice.learning.belief if isinstance(choice, CandidateChoice) else None
 
     def refiner(self, tree: AutoTree, rows: list[int], most_nodes: int) -> Refine:
         """
@@ -215,9 +217,9 @@ class TreeChoices:
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
             choice = self.autos.of(asked)
-            if isinstance(choice, MenuChoice):
+            if isinstance(choice, CandidateChoice):
                 tree = trees[drafted[0]] if drafted else None
-                if not isinstance(tree, DynamicTree) or tree in choice.menu.trees:  # as in a warm-up with a schedule
+                if not isinstance(tree, DynamicTree) or tree in choice.candidates:  # as in a warm-up with a schedule
                     its = [told[row] for row in drafted if row in told and paths[row] is not None]
                     ways = self.autos.ways_of(asked)
                     if ways is not None:
@@ -230,5 +232,5 @@ class TreeChoices:
 
 
 def _tree_of_ways(choice: TreeChoice) -> TokenTree | DynamicTree | None:
-    """The tree of the present step for which `MenuWays` choose; none in an exploration, which draws."""
-    return None if isinstance(choice, MenuChoice) and choice.explores else choice.tree
+    """The tree of the present step for which `CandidateWays` choose; none in an exploration, which draws."""
+    return None if isinstance(choice, CandidateChoice) and choice.explores else choice.tree

@@ -40,11 +40,11 @@ class WholeTimes:
         self.are_complete = False
         """Whether every tree that is worth a capture has been timed, as after a warm-up."""
         self.owed: dict[Tree | None, float] = {}
-        """Seconds that steps without a capture of a tree have lost; see `MenuChoice`."""
+        """Seconds that steps without a capture of a tree have lost; see `CandidateChoice`."""
         self.spent = self.lost = 0.0
         """
         Seconds of all steps, and seconds that explorations took beyond planned steps for as many tokens. Both decay
-        exponentially; see `MenuChoice`.
+        exponentially; see `CandidateChoice`.
         """
         self._clear()
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.trees.tree_menu import TreeMenu
+from hf_specdec.trees.candidate_trees import CandidateTrees
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
 
 @pytest.fixture
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A menu of few trees, the small one of trials among them: the others would be captured alike."""
-    (peaked, _), (average, _), (flat, _) = TreeMenu.DRAFTS
+    """Few candidate trees, the small one of trials among them: the others would be captured alike."""
+    (peaked, _), (average, _), (flat, _) = CandidateTrees.DRAFTS
     monkeypatch.setattr(
-        TreeMenu, "DRAFTS", ((peaked, ((1, 1), (2, 2), (4, 4))), (average, ((8, 3),)), (flat, ((4, 2),)))
+        CandidateTrees, "DRAFTS", ((peaked, ((1, 1), (2, 2), (4, 4))), (average, ((8, 3),)), (flat, ((4, 2),)))
     )
 
 

@@ -19,8 +19,8 @@ from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured import runner
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
-from hf_specdec.trees.auto_menu import MenuChoice
-from hf_specdec.trees.tree_menu import TreeMenu
+from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.candidate_trees import CandidateTrees
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -54,7 +54,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
 
 def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a graph of its own, even where captures cost nothing."""
-    monkeypatch.setattr(MenuChoice, "_may_take", lambda self, tree: True)
+    monkeypatch.setattr(CandidateChoice, "_may_take", lambda self, tree: True)
     target = tiny_model(dtype=torch.float32)
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
@@ -63,7 +63,7 @@ def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.Monk
             manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
-    assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 40
+    assert 2 < len(kinds) <= len(CandidateTrees(AutoTree()).trees) + 2 and len(runs) > 40
 
 
 @pytest.mark.usefixtures("few_trees")
@@ -81,8 +81,8 @@ def test_auto_captures_nothing_once_it_is_warm(
     with manager:
         manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
         captures, choice = stand_in.captures, random.Random(0)
-        menu = [None, *TreeMenu(AutoTree()).trees]
-        monkeypatch.setattr(MenuChoice, "begin_step", lambda self, *_: choice.choice(menu))
+        candidates = [None, *CandidateTrees(AutoTree()).trees]
+        monkeypatch.setattr(CandidateChoice, "begin_step", lambda self, *_: choice.choice(candidates))
         prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:4])]
         for prompt in prompts:
             manager.add_request(prompt, max_new_tokens=25)
@@ -95,10 +95,10 @@ def test_auto_captures_nothing_once_it_is_warm(
 
 def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
-    monkeypatch.setattr(MenuChoice, "plan", lambda self, **_: Plan(None, 1.0))
-    monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree is None))
-    monkeypatch.setattr(MenuChoice, "BUDGET", 1.0)
-    monkeypatch.setattr(MenuChoice, "_worth_a_look", lambda self: None)
+    monkeypatch.setattr(CandidateChoice, "plan", lambda self, **_: Plan(None, 1.0))
+    monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree is None))
+    monkeypatch.setattr(CandidateChoice, "BUDGET", 1.0)
+    monkeypatch.setattr(CandidateChoice, "_worth_a_look", lambda self: None)
     carried, run = [], runner.DeviceSteps.run
 
     def noted(self: runner.DeviceSteps, requests: Any, groups: Any, goes_on: Any) -> Any:
@@ -111,13 +111,13 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
             carried.append("-" if not groups else "tree")
 
     monkeypatch.setattr(runner.DeviceSteps, "run", noted)
-    told, end_step = [], MenuChoice.end_whole_step
+    told, end_step = [], CandidateChoice.end_whole_step
 
-    def end_noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, *rest: Any) -> None:
+    def end_noted(self: CandidateChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, *rest: Any) -> None:
         told.append(only_read)
         end_step(self, tree, paths, seconds, only_read, *rest)
 
-    monkeypatch.setattr(MenuChoice, "end_whole_step", end_noted)
+    monkeypatch.setattr(CandidateChoice, "end_whole_step", end_noted)
     target, head = trained_target(), trained_head()
     manager = target.init_continuous_batching(
         assistant_model=head, tree="auto", continuous_batching_config=limits(400, max_requests_per_batch=2)
@@ -154,9 +154,9 @@ def test_auto_within_a_budget_and_beside_other_trees(
             output = manager.get_result(timeout=120)
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
     trees = [step.kind.tree for step in runs[first:] if step.kind.tree is not None]
-    menu, sizes = TreeMenu(AutoTree()).trees, {tree.num_nodes for tree in trees}
+    candidates, sizes = CandidateTrees(AutoTree()).trees, {tree.num_nodes for tree in trees}
     assert max(sizes) <= 12 and any(isinstance(tree, DynamicTree) for tree in trees)
-    assert all(tree in menu for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
+    assert all(tree in candidates for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
 
 
 def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:

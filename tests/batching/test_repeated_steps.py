@@ -22,7 +22,7 @@ from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize
 from hf_specdec.engine.engine import Engine
 from hf_specdec.trees.auto import Plan
-from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.verification import Verifier
 
 
@@ -206,22 +206,22 @@ def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: p
 
 def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last run on the way has a tree as well, though nobody is left in it."""
-    ran, learnt, left, take, end_step = [], [], [], Outcome.take, MenuChoice.end_whole_step
+    ran, learnt, left, take, end_step = [], [], [], Outcome.take, CandidateChoice.end_whole_step
 
     def noted(self: Outcome, part: StepPart, *args: Any) -> None:
         take(self, part, *args)
         ran.append(part.tree)
         left.append(len(self.left_out))
 
-    def end_noted(self: MenuChoice, tree: Any, *args: Any) -> None:
+    def end_noted(self: CandidateChoice, tree: Any, *args: Any) -> None:
         learnt.append((tree, ran[-1]))
         end_step(self, tree, *args)
 
     # Whatever the machine's times are, a tree is planned.
-    monkeypatch.setattr(MenuChoice, "plan", lambda self, **_: Plan(self.menu.trees[0], 1.0))
-    monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree == self.menu.trees[0]))
+    monkeypatch.setattr(CandidateChoice, "plan", lambda self, **_: Plan(self.candidates[0], 1.0))
+    monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree == self.candidates[0]))
     monkeypatch.setattr(Outcome, "take", noted)
-    monkeypatch.setattr(MenuChoice, "end_whole_step", end_noted)
+    monkeypatch.setattr(CandidateChoice, "end_whole_step", end_noted)
     target, prompts = trained_target(), trained_prompts()["prompts"][:4]
     with target.init_continuous_batching(
         assistant_model=trained_head(), tree="auto", continuous_batching_config=limits(400)

@@ -16,8 +16,8 @@ from support.sampling import METHODS, a_block_head, expected_tokens, sampled_tok
 
 import hf_specdec
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.trees.auto_menu import MenuChoice
-from hf_specdec.trees.menu_ways import MenuWays
+from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.candidate_ways import CandidateWays
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -85,8 +85,8 @@ def test_samples_of_whole_steps(kind: str, method: str) -> None:
 def test_samples_of_shaped_trees(draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes chosen by what the head tells, filled with drawn tokens or with the best ones."""
     tree = TokenTree.parse("[(0,), (1,), (0,0), (0,1)]")
-    monkeypatch.setattr(MenuChoice, "_chosen", lambda choice: tree)
-    monkeypatch.setattr(MenuWays, "begin_step", lambda ways, tree: setattr(ways, "takes_best", not draws))
+    monkeypatch.setattr(CandidateChoice, "_chosen", lambda choice: tree)
+    monkeypatch.setattr(CandidateWays, "begin_step", lambda ways, tree: setattr(ways, "takes_best", not draws))
     target = copy.deepcopy(the_target()).float().cuda()
     fields = {"has_confidence_head": True, "confidence_with_markov": True}
     head = tiny_block_head(the_target(), **BLOCK_KINDS["markov"], **fields).float().cuda()

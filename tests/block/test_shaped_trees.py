@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from hf_specdec import DraftTree, SpeculativeConfig, TokenTree, Topology
 from hf_specdec.drafters.growth import LikeliestNodes
 from hf_specdec.trees.auto_learning import Trust
-from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import AcceptanceTable, likeliest_paths
+from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.told import Told, told_chances, wide_tree
 
 
@@ -93,20 +93,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     """What steps were told, all of which take `TREE`, or a chain now and then."""
     found: list[Told] = []
     goes_on = itertools.cycle((True, False))
-    end_whole_step = MenuChoice.end_whole_step
+    end_whole_step = CandidateChoice.end_whole_step
 
-    def noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
+    def noted(self: CandidateChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
         found.extend(its)
         end_whole_step(self, tree, paths, seconds, only_read, its)
 
-    def chosen(self: MenuChoice) -> TokenTree:
+    def chosen(self: CandidateChoice) -> TokenTree:
         self._step += 1
         self.learning.renew()
         return CHAIN if self._step % 3 == 0 else TREE
 
-    monkeypatch.setattr(MenuChoice, "_chosen", chosen)
-    monkeypatch.setattr(MenuChoice, "begin_next", lambda self: next(goes_on))
-    monkeypatch.setattr(MenuChoice, "end_whole_step", noted)
+    monkeypatch.setattr(CandidateChoice, "_chosen", chosen)
+    monkeypatch.setattr(CandidateChoice, "begin_next", lambda self: next(goes_on))
+    monkeypatch.setattr(CandidateChoice, "end_whole_step", noted)
     return found
 
 
@@ -166,6 +166,6 @@ def test_nodes_chosen_by_their_own_tokens_do_not_fit(monkeypatch: pytest.MonkeyP
         chances[:, 0, 1:2] = torch.where(wants_second, 0.9, 0.1) * chances[:, 0, :1]
         return of(self, draft, chances)
 
-    monkeypatch.setattr(MenuChoice, "_chosen", lambda self: TokenTree.chain(2))
+    monkeypatch.setattr(CandidateChoice, "_chosen", lambda self: TokenTree.chain(2))
     monkeypatch.setattr(LikeliestNodes, "of", wrong)
     assert of_whole_steps("markov", rows=2_000).p_value < CAUGHT

@@ -15,17 +15,17 @@ from support.simulated_device import CHANCES, DEVICES, Simulation, simulate
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.trees.auto import AutoTree
-from hf_specdec.trees.tree_menu import TreeMenu
+from hf_specdec.trees.candidate_trees import CandidateTrees
 
 
 DEVICE = DEVICES["compiled"]
-MENU = [None, *TreeMenu(AutoTree()).trees]
+CANDIDATES = [None, *CandidateTrees(AutoTree()).trees]
 
 
 def best_rate(simulation: Simulation, rows: int) -> float:
     """Tokens per second with the best of all trees, and without any."""
     chances, device = [[*simulation.chances]] * 8, simulation.device
-    return max(1e3 * rows * expected_tokens(tree, chances) / device.step(tree, rows) for tree in MENU)
+    return max(1e3 * rows * expected_tokens(tree, chances) / device.step(tree, rows) for tree in CANDIDATES)
 
 
 def rate(simulation: Simulation, rows: int) -> float:

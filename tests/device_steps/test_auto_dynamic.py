@@ -23,10 +23,10 @@ from hf_specdec.engine.tree_choice import _tree_of_ways
 from hf_specdec.states.kernel import MOST_NODES
 from hf_specdec.trees import AutoTree, Topology
 from hf_specdec.trees.auto_learning import Ratio
-from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import AcceptanceTable
+from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.candidate_trees import CandidateTrees
 from hf_specdec.trees.told import Told
-from hf_specdec.trees.tree_menu import TreeMenu
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -54,21 +54,25 @@ def test_what_was_offered_is_reported() -> None:
         assert told.ranks == [children.index(node) for children, node in zip(below, path[1:], strict=False)]
 
 
-def test_the_menu_has_the_drafter_s_own_tree() -> None:
-    trees = TreeMenu(AutoTree(first=OWN)).trees
+def test_candidates_have_the_drafter_s_own_tree() -> None:
+    trees = CandidateTrees(AutoTree(first=OWN)).trees
     dynamic = [tree for tree in trees if isinstance(tree, DynamicTree)]
     assert dynamic[0] == OWN and dynamic[1].num_nodes == 4 * OWN.num_nodes
-    assert not any(isinstance(tree, DynamicTree) for tree in TreeMenu(AutoTree(first=STATIC)).trees)
+    assert not any(isinstance(tree, DynamicTree) for tree in CandidateTrees(AutoTree(first=STATIC)).trees)
     large = DynamicTree(depth=8, top_k=10, num_nodes=59)
-    assert max(tree.num_nodes for tree in TreeMenu(AutoTree(first=large)).trees) == TreeMenu.MOST_NODES < MOST_NODES
-    assert DynamicTree(depth=8, top_k=10, num_nodes=64) not in TreeMenu(AutoTree(first=large)).trees
+    assert (
+        max(tree.num_nodes for tree in CandidateTrees(AutoTree(first=large)).trees)
+        == CandidateTrees.MOST_NODES
+        < MOST_NODES
+    )
+    assert DynamicTree(depth=8, top_k=10, num_nodes=64) not in CandidateTrees(AutoTree(first=large)).trees
     narrow = AutoTree(first=OWN).within(3, 2)
-    assert [tree for tree in TreeMenu(narrow).trees if isinstance(tree, DynamicTree)][0] == OWN
+    assert [tree for tree in CandidateTrees(narrow).trees if isinstance(tree, DynamicTree)][0] == OWN
 
 
 def test_explorations_draw() -> None:
     """So that begun steps are not ended by what the planned ones take."""
-    choice = MenuChoice(WholeTimes(), AutoTree(), AcceptanceTable(8, 8))
+    choice = CandidateChoice(WholeTimes(), AutoTree(), AcceptanceTable(8, 8))
     seen = set()
     for _ in range(4):
         tree = choice.begin_step(100)
@@ -95,7 +99,7 @@ def test_a_dynamic_tree_is_taken_where_it_accepts_more(is_better: bool) -> None:
         return found
 
     for _ in range(4):  # calls
-        choice = MenuChoice(times, limits, AcceptanceTable(3, 2), tries_all=True, advantages=advantages)
+        choice = CandidateChoice(times, limits, AcceptanceTable(3, 2), tries_all=True, advantages=advantages)
         for _ in range(150):
             tree: Any = choice.begin_step(100)
             rows = [] if tree is None else [ranks_of(tree) for _ in range(8)]
@@ -119,27 +123,27 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     pytest.importorskip("triton", reason="the kernels need triton")
     goes_on = itertools.cycle((True, False))
 
-    def chosen(self: MenuChoice) -> Any:
+    def chosen(self: CandidateChoice) -> Any:
         self._step += 1
         return STATIC if self._step % 2 else OWN
 
-    monkeypatch.setattr(MenuChoice, "_chosen", chosen)
-    monkeypatch.setattr(MenuChoice, "begin_next", lambda self: next(goes_on))
+    monkeypatch.setattr(CandidateChoice, "_chosen", chosen)
+    monkeypatch.setattr(CandidateChoice, "begin_next", lambda self: next(goes_on))
     return install(monkeypatch, with_kernel=True)
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     found: list[Told] = []
-    end = MenuChoice.end_whole_step
+    end = CandidateChoice.end_whole_step
 
-    def noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
+    def noted(self: CandidateChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
         assert bool(its) <= isinstance(tree, DynamicTree)
         found.extend(its)
         assert [len(row.ranks) for row in its] in ([], [len(path) for path in paths if path is not None])
         end(self, tree, paths, seconds, only_read, its)
 
-    monkeypatch.setattr(MenuChoice, "end_whole_step", noted)
+    monkeypatch.setattr(CandidateChoice, "end_whole_step", noted)
     return found
 
 

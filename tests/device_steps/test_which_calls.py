@@ -22,7 +22,7 @@ from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.scheduler import Scheduler
 from hf_specdec.generation import engines
-from hf_specdec.trees.tree_menu import TreeMenu
+from hf_specdec.trees.candidate_trees import CandidateTrees
 
 
 class Halved(LogitsProcessor):
@@ -167,7 +167,7 @@ def test_later_rounds_capture_nothing(tree: str, steps: Steps, monkeypatch: pyte
         capture(self, *args)
 
     monkeypatch.setattr(CapturedStep, "capture", counted)
-    monkeypatch.setattr(TreeMenu, "DRAFTS", (((0.9,), ((1, 1), (2, 2))),))
+    monkeypatch.setattr(CandidateTrees, "DRAFTS", (((0.9,), ((1, 1), (2, 2))),))
     rounds = []
     for _ in range(3):
         for length in (5, 9, 14, 20, 31, 40):

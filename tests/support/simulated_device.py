@@ -18,8 +18,8 @@ from hf_specdec.engine import engine
 from hf_specdec.engine.captured import parts, runner, step
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep, StepKind
-from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import likeliest_paths
+from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.verification import Verifier
 
 from .graphs import install_stand_in
@@ -209,7 +209,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
         explores = any(
             choice.explores
             for tree in self.choices._asked
-            if isinstance(choice := self.choices.autos.of(tree), MenuChoice)
+            if isinstance(choice := self.choices.autos.of(tree), CandidateChoice)
         )
         found.end(drafted[0] if drafted else None, len(rows), tokens, explores)
 

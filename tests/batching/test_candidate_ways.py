@@ -19,8 +19,8 @@ from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.tree_choice import TreeChoices
 from hf_specdec.trees import AutoTree
 from hf_specdec.trees.auto_learning import Acceptances
-from hf_specdec.trees.auto_menu import MenuChoice
-from hf_specdec.trees.menu_ways import MenuWays
+from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.candidate_ways import CandidateWays
 
 
 TREE = TokenTree.parse("[(0,), (1,), (0,0)]")
@@ -30,7 +30,7 @@ CAUGHT = 1e-6
 
 def share_of_best(chance_drawn: float, chance_best: float, with_best: set[TokenTree], **options: Any) -> float:
     """The share of best tokens in 400 steps of a chain, of which the first token is accepted with these chances."""
-    ways, generator, taken = MenuWays(Acceptances(AutoTree()), with_best, **options), random.Random(0), []
+    ways, generator, taken = CandidateWays(Acceptances(AutoTree()), with_best, **options), random.Random(0), []
     for _ in range(400):
         ways.begin_step(OTHER)
         taken.append(ways.takes_best)
@@ -50,7 +50,7 @@ def test_what_is_accepted_more_often_is_taken() -> None:
 def test_trees_are_captured_twice_only_where_that_pays() -> None:
     """At first a single tree is, to compare both."""
     for gives_more in (False, True):
-        ways = MenuWays(Acceptances(AutoTree()), {OTHER})
+        ways = CandidateWays(Acceptances(AutoTree()), {OTHER})
         for tree in [TREE] * 40 + [OTHER] * 40 + [TREE] * 40:
             ways.begin_step(tree)
             ways.present.add_whole(tree, [[1] if ways.takes_best == gives_more else []])
@@ -59,15 +59,15 @@ def test_trees_are_captured_twice_only_where_that_pays() -> None:
 
 def test_a_step_is_repeated_until_it_may_take_others() -> None:
     for may_capture in (True, False):
-        ways = MenuWays(Acceptances(AutoTree()), set(), may_capture)
+        ways = CandidateWays(Acceptances(AutoTree()), set(), may_capture)
         ways.begin_step(TREE)
         repeats = sum(itertools.takewhile(bool, (ways.begin_next(TREE) for _ in range(200))))
-        assert repeats == (MenuWays.AT_FIRST - 2 if may_capture else 200) and not ways.takes_best
+        assert repeats == (CandidateWays.AT_FIRST - 2 if may_capture else 200) and not ways.takes_best
         ways.begin_step(TREE)
         assert ways.takes_best == may_capture and ways.begin_next(TREE) != may_capture
 
 
-def choices_of_calls() -> tuple[TreeChoices, AutoTree, MenuChoice]:
+def choices_of_calls() -> tuple[TreeChoices, AutoTree, CandidateChoice]:
     """The choices of an engine of calls whose trials are over, before a sampled step of one row."""
     choices, tree = TreeChoices(None, None, None, lambda: True), AutoTree(takes_either=True)
     autos = choices.autos
@@ -115,12 +115,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     pytest.importorskip("triton", reason="the kernels need triton")
     turns = itertools.cycle((False, True))
 
-    def begin_step(ways: MenuWays, tree: TokenTree | None) -> None:
+    def begin_step(ways: CandidateWays, tree: TokenTree | None) -> None:
         ways.takes_best = next(turns)
 
-    monkeypatch.setattr(MenuChoice, "_chosen", lambda choice: TREE)
-    monkeypatch.setattr(MenuWays, "begin_step", begin_step)
-    monkeypatch.setattr(MenuWays, "begin_next", lambda ways, tree: False)
+    monkeypatch.setattr(CandidateChoice, "_chosen", lambda choice: TREE)
+    monkeypatch.setattr(CandidateWays, "begin_step", begin_step)
+    monkeypatch.setattr(CandidateWays, "begin_next", lambda ways, tree: False)
     return install(monkeypatch, with_kernel=True)
 
 

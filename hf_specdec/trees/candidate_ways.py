@@ -8,7 +8,7 @@ from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
 
-class MenuWays:
+class CandidateWays:
     """
     Says whether a captured step's trees are filled with drawn tokens or with the draft's best ones: with those of
     which more are accepted. As on the host, both are taken to need the same time.

@@ -1,4 +1,4 @@
-"""What steps teach of the trees of a menu: how many tokens each may be expected to give."""
+"""What steps teach of candidate trees: how many tokens each may be expected to give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .told import Belief, Told
 from .whole_times import Tree
 
 
-class MenuLearning:
+class CandidateLearning:
     """
     Acceptance of the texts, and what trees give beyond it: dynamic ones, and those shaped by what their draft tells.
 
@@ -44,7 +44,7 @@ class MenuLearning:
         self._belief = None
 
     def add(self, tree: Tree | None, paths: list[list[int] | None], told: Sequence[Told]) -> None:
-        """Takes the result of a step that ran whole on the device; see `MenuChoice.end_whole_step`."""
+        """Takes the result of a step that ran whole on the device; see `CandidateChoice.end_whole_step`."""
         for other, advantage in self._advantages.items():
             if other != tree:
                 advantage.fade(self.FADES)

@@ -9,7 +9,7 @@ from .token_tree import TokenTree
 from .whole_times import Tree, WholeTimes
 
 
-class TreeMenu:
+class CandidateTrees:
     """
     The trees to choose among: the likeliest paths of some depth, for drafts with peaked, average and flat
     distributions. For texts and machines of any kind one of them is nearly as fast as the best static tree of all.
@@ -48,8 +48,8 @@ class TreeMenu:
     @staticmethod
     def dynamic_within(limits: AutoTree) -> list[DynamicTree]:
         """The dynamic tree with which the drafter begins, if it has one, and one of about four times its nodes."""
-        first, most = limits.first, min(limits.max_nodes, TreeMenu.MOST_NODES)
-        if not isinstance(first, DynamicTree) or first.num_nodes > TreeMenu.MOST_NODES:
+        first, most = limits.first, min(limits.max_nodes, CandidateTrees.MOST_NODES)
+        if not isinstance(first, DynamicTree) or first.num_nodes > CandidateTrees.MOST_NODES:
             return []
         depth = max(first.depth, min(first.depth + 2, limits.max_depth))
         top_k = max(first.top_k, min(2 * first.top_k, limits.max_children))

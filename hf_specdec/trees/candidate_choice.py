@@ -16,21 +16,21 @@ from typing import Any
 from .auto import AutoTree, Plan
 from .auto_learning import Ratio
 from .auto_tables import AcceptanceTable
+from .candidate_learning import CandidateLearning
+from .candidate_trees import CandidateTrees, size_of
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
-from .menu_learning import MenuLearning
 from .token_tree import TokenTree
 from .told import Told
-from .tree_menu import TreeMenu, size_of
 from .trials import Trials
 from .whole_times import Tree, WholeTimes
 
 
-class MenuChoice(TreeChoice):
+class CandidateChoice(TreeChoice):
     """
-    Chooses the tree of every step among the trees of a `TreeMenu`: after a few trial steps it follows a plan, until
-    another one promises more than `GAIN` times as much.
+    Chooses the tree of every step among `CandidateTrees`: after a few trial steps it follows a plan, until another one
+    promises more than `GAIN` times as much.
 
     Args:
         times (`WholeTimes`): measured times of whole steps on this machine, updated by every step.
@@ -78,16 +78,16 @@ class MenuChoice(TreeChoice):
         advantages: dict[DynamicTree, Ratio] | None = None,
     ):
         super().__init__(None)
-        self.times, self.menu = times, TreeMenu(limits, times)
-        self.learning = MenuLearning(acceptance, {} if advantages is None else advantages)
+        self.times, self.candidates = times, CandidateTrees(limits, times).trees
+        self.learning = CandidateLearning(acceptance, {} if advantages is None else advantages)
         self._small = TokenTree.chain(min(2, limits.max_depth))
-        static = [tree for tree in self.menu.trees if isinstance(tree, TokenTree)] or [self._small]
+        static = [tree for tree in self.candidates if isinstance(tree, TokenTree)] or [self._small]
         middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
         # Without known times, every kind of step is tried twice, because the first one includes warming up.
         self._trials: tuple[Tree | None, ...] = (None, self._small, None, self._small, middling, middling)
         self._all: Trials | None = None
         if tries_all:
-            self._all = Trials(self.menu.trees, self._small, times, TreeMenu.drafts_within(limits))
+            self._all = Trials(self.candidates, self._small, times, CandidateTrees.drafts_within(limits))
         self._to_try: list[Tree | None] = [] if times.are_known or tries_all else list(self._trials)
         self._planned: Tree | None = None
         # A call that begins without trees tries one at once, where no features wait for a head.
@@ -288,7 +288,7 @@ class MenuChoice(TreeChoice):
 
     @property
     def _allowed(self) -> list[Tree]:
-        return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
+        return [tree for tree in self.candidates if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
     def _worth_a_look(self) -> Tree | None:
         """

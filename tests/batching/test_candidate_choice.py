@@ -10,10 +10,10 @@ import torch
 
 from hf_specdec.trees import DraftTree, Topology
 from hf_specdec.trees.auto import AutoTree
-from hf_specdec.trees.auto_menu import MenuChoice
 from hf_specdec.trees.auto_tables import AcceptanceTable, expected_length, likeliest_paths
+from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.candidate_trees import CandidateTrees
 from hf_specdec.trees.token_tree import TokenTree
-from hf_specdec.trees.tree_menu import TreeMenu
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -32,14 +32,14 @@ def machine(node: float, level: float) -> Machine:
 def warm_times(seconds: Machine) -> WholeTimes:
     """As after warming up."""
     times = WholeTimes()
-    for tree in (None, *TreeMenu(LIMITS).trees):
+    for tree in (None, *CandidateTrees(LIMITS).trees):
         for _ in range(3):
             times.add(tree, seconds(tree))
     return times
 
 
-def choice_with(times: WholeTimes) -> MenuChoice:
-    return MenuChoice(times, LIMITS, AcceptanceTable(LIMITS.max_depth, LIMITS.max_children))
+def choice_with(times: WholeTimes) -> CandidateChoice:
+    return CandidateChoice(times, LIMITS, AcceptanceTable(LIMITS.max_depth, LIMITS.max_children))
 
 
 def path_through(tree: TokenTree, chances: list[list[float]], draws: random.Random) -> list[int]:
@@ -53,7 +53,7 @@ def path_through(tree: TokenTree, chances: list[list[float]], draws: random.Rand
     return [tree.paths.index(path[:depth]) + 1 for depth in range(1, len(path) + 1)]
 
 
-def gain(choice: MenuChoice, chances: list[list[float]], seconds: Machine, steps: int) -> float:
+def gain(choice: CandidateChoice, chances: list[list[float]], seconds: Machine, steps: int) -> float:
     """Tokens per second of some steps, over those of plain ones."""
     draws, tokens, spent = random.Random(0), 0, 0.0
     for _ in range(steps):
@@ -69,7 +69,7 @@ def test_acceptance_of_whole_trees() -> None:
     """The same as of trees some of whose nodes may be missing, where none is."""
     tables = [AcceptanceTable(8, 3) for _ in range(2)]
     draws = random.Random(0)
-    for tree in TreeMenu(LIMITS).trees:
+    for tree in CandidateTrees(LIMITS).trees:
         paths = 2 * [path_through(tree, GOOD, draws) for _ in range(5)]
         topology = Topology.of_tree(tree, torch.device("cpu"))
         tables[0].add(DraftTree(torch.zeros(11, tree.num_nodes, dtype=torch.long), topology), [None, *paths])
@@ -86,7 +86,7 @@ def test_acceptance_of_whole_trees() -> None:
 @pytest.mark.parametrize(
     "chances", [(0.7, 0.1, 0.05, 0.03), (0.45, 0.13, 0.07, 0.04), (0.42, 0.2, 0.12, 0.07)], ids=str
 )
-def test_the_menu_has_a_tree_for_every_text(
+def test_candidates_have_a_tree_for_every_text(
     plain: float, draft: float, level: float, node: float, chances: tuple[float, ...]
 ) -> None:
     """On machines like a GPU, in milliseconds of plain steps and more of drafts: one is within 6 % of the best."""
@@ -97,7 +97,7 @@ def test_the_menu_has_a_tree_for_every_text(
 
     shapes = [(nodes, levels) for nodes in range(1, 65) for levels in range(1, LIMITS.max_depth + 1)]
     best = max(rate(TokenTree([path for _, path in likeliest_paths(table, *shape)])) for shape in shapes)
-    assert max(map(rate, TreeMenu(LIMITS).trees)) > 0.94 * best
+    assert max(map(rate, CandidateTrees(LIMITS).trees)) > 0.94 * best
 
 
 def test_what_is_timed_is_known() -> None:
@@ -112,7 +112,7 @@ def test_what_is_timed_is_known() -> None:
 
 
 def test_the_load_is_believed_of_what_is_not_in_use() -> None:
-    times, (used, other) = warm_times(machine(0.05, 0.05)), TreeMenu(LIMITS).trees[:2]
+    times, (used, other) = warm_times(machine(0.05, 0.05)), CandidateTrees(LIMITS).trees[:2]
     first = times.of(other)
     for _ in range(times.OLD):
         assert not times.is_old(other) or times.steps > times.OLD
@@ -125,7 +125,7 @@ def test_the_load_is_believed_of_what_is_not_in_use() -> None:
 
 
 def test_one_lucky_time_is_not_believed() -> None:
-    times, (used, other) = warm_times(machine(0.05, 0.05)), TreeMenu(LIMITS).trees[:2]
+    times, (used, other) = warm_times(machine(0.05, 0.05)), CandidateTrees(LIMITS).trees[:2]
     first = times.of(other)
     for _ in range(500):
         times.add(used, 2 * 1.1)
@@ -157,7 +157,7 @@ def test_a_time_that_was_bad_once_is_looked_at_again() -> None:
     assert gain(choice, BAD, seconds, 2000) > 0.97
     cheap = machine(0.002, 0.02)
     times = warm_times(cheap)
-    for tree in TreeMenu(LIMITS).trees:
+    for tree in CandidateTrees(LIMITS).trees:
         for _ in range(7):
             times.add(tree, 40.0)
     choice = choice_with(times)
@@ -252,7 +252,7 @@ def test_steps_that_nobody_times_are_tried_a_few_times_and_no_more() -> None:
     for _ in range(100):
         taken.append(choice.begin_step(100))
         choice.end_whole_step(taken[-1], [] if taken[-1] is None else [[]], None)
-    assert sum(tree is not None for tree in taken) <= 4 * MenuChoice.ROUNDS
+    assert sum(tree is not None for tree in taken) <= 4 * CandidateChoice.ROUNDS
     assert not any(taken[50:])
 
 
