@@ -175,7 +175,7 @@ class Request:
         self.streaming = streaming
         self.tokens = list(prompt)
         self.logprobs: list[TokenLogprob] = []
-        """Of every generated token, if they are asked for."""
+        """The log-probabilities of every generated token, if they are asked for."""
         self._prompt_told = list(prompt)
         """The prompt in results: a copy, because users get it, shared by all results of the request."""
         asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize

@@ -30,7 +30,7 @@ class LogprobsOfRun:
         self._found, self._best = found, best
 
     def of(self, request: Request, row: int) -> list[TokenLogprob]:
-        """Those of a request's row, as many as the step has levels and one; empty if it asks for none. Waits."""
+        """A row's log-probabilities, for each level of the step and one more; empty if it asks for none. Waits."""
         asked = request.options.logprobs
         if asked is None:
             return []
