@@ -11,7 +11,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from ..verification.copying import copy_or_refuse, kept_whole
+from ..verification.processor_copies import copy_or_refuse, kept_whole
 from ..verification.processor_kinds import READS_OWN_HISTORY, READS_SCORES_ONLY
 
 

@@ -3,11 +3,11 @@
 from .choosing import choose
 from .distribution import TargetDistribution, TextRow
 from .draft_temperature import DraftTemperature
+from .nan_logits import NAN_LOGITS, DraftBackoff, rows_with_nan
 from .position_noise import BatchNoise, PositionNoise, draw_by_position
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
-from .spoiling import NAN_LOGITS, DraftBackoff, rows_with_nan
 from .target import walk_target
 from .verifier import Verifier
 from .walk import Walk, new_tokens

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from ..grammar.mask import GrammarMask
-from .copying import copy_or_refuse, kept_whole
+from .processor_copies import copy_or_refuse, kept_whole
 from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
 
 

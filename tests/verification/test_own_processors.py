@@ -61,7 +61,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.verification.copying import deep_copy
+from hf_specdec.verification.processor_copies import deep_copy
 from hf_specdec.verification.processors_by_row import copies_per_row
 
 
