@@ -205,7 +205,7 @@ class GemmaAssistant(PublishedModel):
     kind = "an assistant of Gemma 4"
     attends_by_itself = True
     embed_tokens = lm_head = target_ids = None
-    """It reads the target's embeddings, and has logits of its own over the whole vocabulary."""
+    """The assistant reads the target's embeddings, and has logits of its own over the whole vocabulary."""
     base_model_prefix = ""
     main_input_name = "features"
 
