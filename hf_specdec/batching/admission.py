@@ -141,6 +141,7 @@ class Admission:
         adapter: Choice = ...,
         top_logprobs: int | None = None,
         logprobs_mode: Mode | None = None,
+        priority: int = 0,
         run: Hashable | None = None,
     ) -> Request:
         """
@@ -151,7 +152,7 @@ class Admission:
         Raises:
             ValueError, TypeError: if the request cannot be served.
         """
-        check_kinds(request_id, speculate, seed)
+        check_kinds(request_id, speculate, seed, priority)
         logprobs = LogprobOptions.of(top_logprobs, logprobs_mode, self._returns_logprobs)
         tokens, values = split_prompt(input_ids, model_inputs)
         prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)
@@ -187,6 +188,7 @@ class Admission:
                 self.max_positions,
                 inputs,
                 adapter,
+                priority,
             )
         self._check_fits(request)
         return request

@@ -70,7 +70,7 @@ class BaseConfig:
         return cls(plain, ends)
 
 
-def check_kinds(request_id: Any, speculate: Any, seed: Any) -> None:
+def check_kinds(request_id: Any, speculate: Any, seed: Any, priority: Any = 0) -> None:
     """Raises a `TypeError` for arguments of a request, other than prompt and options, of the wrong type."""
     if not isinstance(request_id, str):
         raise TypeError(f"`request_id` must be a string, but is {type(request_id).__name__}: {request_id!r}.")
@@ -78,6 +78,11 @@ def check_kinds(request_id: Any, speculate: Any, seed: Any) -> None:
         raise TypeError(f"`speculate` must be True or False, but is {type(speculate).__name__}: {speculate!r}.")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(
+            f"`priority` must be an integer, lower for what is more urgent, but is {type(priority).__name__}: "
+            f"{priority!r}."
+        )
 
 
 def checked_prompt(input_ids: Iterable[int], num_tokens: int) -> list[int]:

@@ -242,8 +242,9 @@ class RequestLoop:
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
+                    self.is_preparing = self.prepare is not None and self._stops != "at once"
                     prepare, self.prepare = self.prepare, None
-                    if prepare is not None and self._stops != "at once":
+                    if prepare is not None and self.is_preparing:
                         self._prepare(prepare)
                     while self._go_on():
                         pass

@@ -37,7 +37,7 @@ from .warming_up import warm_up
 
 WARM_UP_PROMPT = 4
 WARM_UP_TOKENS = 24
-_ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config", "top_logprobs", "logprobs_mode")
+_ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config", "priority", "top_logprobs", "logprobs_mode")
 
 
 class SpeculativeBatchingManager(HasThread, ReadsResults):
@@ -185,6 +185,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         adapter: Choice = ...,
         top_logprobs: int | None = None,
         logprobs_mode: Mode | None = None,
+        priority: int = 0,
         **options: Any,
     ) -> str:
         """
@@ -212,6 +213,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
                 `continuous_batching_config` has `return_logprobs`.
             logprobs_mode (`str`, *optional*, defaults to `"processed"`): whether these are log-probabilities of the
                 model's own output (`"raw"`), or of what all processors make of it, as in transformers' manager.
+            priority (`int`): requests with a lower one are admitted first, and lose their K/V last when memory runs
+                out; among equals the first come are served first.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn`, `tokenizer` and `grammar`, as in
                 `generate`.
@@ -245,6 +248,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             adapter=adapter,
             top_logprobs=top_logprobs,
             logprobs_mode=logprobs_mode,
+            priority=priority,
         )
         self._loop.submit([request], lambda: self._check_queue(1))
         return request.request_id
@@ -355,6 +359,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         engine = self.engine
         counts = (engine.num_steps, engine.num_tokens_read, engine.num_tokens_generated)
         return counts, self._loop.is_preparing or is_building()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether no warm-up is to come, or runs."""
+        return self._loop.prepare is None and not self._loop.is_preparing
 
     @property
     def state(self) -> ManagerState:

@@ -149,6 +149,7 @@ class Request:
         inputs (`PromptInputs`, *optional*): what the target reads beside the prompt's tokens.
         adapter (`str`, *optional*): the target's adapter with which the request runs: its name, None for the target
             without adapters, `...` (the default) for those that are active.
+        priority (`int`): requests with a lower one are admitted first, and preempted last.
         max_positions (`int`, *optional*): positions that the target knows. A text that wants more tokens fails once it
             is one token longer, as in plain `generate`, where the forward of that token fails.
     """
@@ -164,8 +165,9 @@ class Request:
         max_positions: int | None = None,
         inputs: PromptInputs | None = None,
         adapter: Choice = ...,
+        priority: int = 0,
     ):
-        self.inputs, self.adapter = inputs, adapter
+        self.inputs, self.adapter, self.priority = inputs, adapter, priority
         self.position_shift: torch.Tensor | None = None
         """
         Position of a token of the text after the prompt minus its slot, `[…, 1]` int64 on the host; with leading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from .prefixes import PrefixCache
 from .request import Request
 
 
+_PRIORITY = operator.attrgetter("priority")
 MOST_ROWS = 16
 """Most rows of a chunk with a width: a captured chunk computes as many logits per row as there are rows."""
 
@@ -46,11 +48,12 @@ class Chunk:
 
 class Scheduler:
     """
-    Schedules requests first come, first served. A request is admitted when there are blocks for its text so far, those
-    included that others have only for their trees; later it takes one block at a time. When no block is left, the
-    youngest request is preempted: it releases all of its blocks and waits again, first in the queue. Its text is kept,
-    and only its K/V are computed anew. (Blocks reserved for the longest possible text would seldom be used, because
-    texts end early.) The oldest request is never preempted for another, so that all requests finish in the end.
+    Schedules requests by priority, and those of one priority first come, first served. A request is admitted when
+    there are blocks for its text so far, those included that others have only for their trees; later it takes one
+    block at a time. When no block is left, the last of these is preempted: it releases all of its blocks and waits
+    again, first among its like. Its text is kept, and only its K/V are computed anew. (Blocks reserved for the longest
+    possible text would seldom be used, because texts end early.) The first is never preempted for another, so that
+    requests of one priority finish in the end.
 
     Args:
         pool (`BlockPool`): the K/V blocks.
@@ -102,8 +105,11 @@ class Scheduler:
         return bool(self.waiting or self.active)
 
     def add(self, request: Request) -> None:
-        """Puts a request at the end of the queue."""
-        self.waiting.append(request)
+        """Puts a request into the queue: behind all that are not less urgent."""
+        waiting, place = self.waiting, len(self.waiting)
+        while place and waiting[place - 1].priority > request.priority:
+            place -= 1
+        waiting.insert(place, request)
 
     def admit(self, number: int | None = None) -> None:
         """
@@ -175,7 +181,7 @@ class Scheduler:
         Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole. Not
         those that wait until an older one has read tokens that both have.
         """
-        unread = [request for request in self.active if request.status == RequestStatus.PREFILLING]
+        unread = sorted((one for one in self.active if one.status == RequestStatus.PREFILLING), key=_PRIORITY)
         unread = [request for request in unread if not self._is_read_whole(request)]
         return [request for request in unread if not self.prefixes.waits(request)]
 
@@ -240,7 +246,7 @@ class Scheduler:
         return ended
 
     def make_room(self, request: Request) -> None:
-        """Gives a running request a block for its root, preempting the youngest requests, possibly itself."""
+        """Gives a running request a block for its root, preempting the last requests, possibly itself."""
         if self.pool.blocks_for(request.length) <= len(request.table.blocks):
             return
         if request not in self.active:
@@ -249,13 +255,16 @@ class Scheduler:
             return
         self._release_trees()
         while request in self.active and not self.pool.reserve(request.table, request.length):
-            self._preempt(self.active[-1])
+            self._preempt(max(reversed(self.active), key=_PRIORITY))  # the youngest of the least urgent
 
     def _preempt(self, request: Request) -> None:
         self.num_preemptions += 1
         self.remove(request)
         request.status = RequestStatus.PENDING
-        self.waiting.appendleft(request)
+        waiting, place = self.waiting, 0
+        while place < len(waiting) and waiting[place].priority < request.priority:
+            place += 1
+        waiting.insert(place, request)
 
     def remove(self, request: Request) -> None:
         """Removes a request that is over or preempted, and releases its blocks."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import pytest
 import torch
 from support.batches import assert_nothing_left, text_alone
 from support.models import tiny_model
@@ -68,3 +70,65 @@ def test_trees_keep_nobody_waiting() -> None:
     for request, prompt, count in zip((first, second), prompts, (30, 4), strict=True):
         assert request.tokens[len(prompt) :] == text_alone(model, prompt, max_new_tokens=count)
     assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("priorities, order", [((0, 0, 0), "012"), ((2, 1, 1), "120"), ((1, 1, -1), "201")])
+def test_priorities(priorities: tuple[int, ...], order: str) -> None:
+    """The more urgent are admitted first, and keep their blocks although others are older. Texts are those alone."""
+    model = tiny_model()
+    manager = model.init_continuous_batching(
+        assistant_model=NgramDraft(),
+        tree="[(0,)]",
+        continuous_batching_config=Limits(block_size=2, num_blocks=16, max_requests=2, chunk_size=1000),
+    )
+    engine, prompts, ended = manager.engine, [[4] * 6, [5] * 6, [6] * 6], ""
+    options = {"max_new_tokens": 20, "do_sample": False}
+    requests = [
+        manager._admission.request(str(number), prompt, options, speculate=False, priority=priority)
+        for number, (prompt, priority) in enumerate(zip(prompts, priorities, strict=True))
+    ]
+    with engine.running():
+        for request in requests:
+            engine.scheduler.add(request)
+        while engine.scheduler.has_work:
+            for told in engine.step():
+                for request in told:
+                    if request.is_over:
+                        ended += request.request_id
+                        engine.end(request)
+    assert ended == order and engine.scheduler.num_preemptions > 0
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.tokens[6:] == text_alone(model, prompt, max_new_tokens=20)
+    assert_nothing_left(manager)
+
+
+def test_an_urgent_request_takes_blocks_of_older_ones() -> None:
+    """Only of those that are less urgent, which continue when it is over."""
+    manager = tiny_model().init_continuous_batching(
+        assistant_model=NgramDraft(),
+        tree="[(0,)]",
+        continuous_batching_config=Limits(block_size=2, num_blocks=16, chunk_size=1000),
+    )
+    engine, preempted = manager.engine, []
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": -1}
+    ask = manager._admission.request
+    old, young = ask("old", [4] * 6, options, priority=1), ask("young", [5] * 6, options)
+    with engine.running():
+        engine.scheduler.add(old)
+        list(engine.step())
+        engine.scheduler.add(young)
+        while engine.scheduler.has_work:
+            for told in engine.step():
+                for request in told:
+                    if request.is_over:
+                        engine.end(request)
+            preempted += list(engine.scheduler.waiting)
+    assert old in preempted and young not in preempted
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("priority", ["0", True, 1.0, None])
+def test_wrong_priorities(priority: Any) -> None:
+    manager = tiny_model().init_continuous_batching(assistant_model=NgramDraft(), tree="[(0,)]")
+    with pytest.raises(TypeError, match="`priority` must be an integer"):
+        manager.add_request([5], priority=priority)
