@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import logging
 import socket
+import ssl
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -80,6 +82,27 @@ def adapters_in(options: list[str], model: str) -> dict[str, str]:
     return found
 
 
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    """
+    Checks, before models are loaded, that a certificate can be used.
+
+    Raises:
+        typer.BadParameter: if not; the error names the option.
+    """
+    if certificate is None:
+        if key is not None:
+            raise typer.BadParameter("belongs to --ssl-certfile.", param_hint="--ssl-keyfile")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(
+            f"{certificate!r} and its key cannot be used: {error}. Give files in PEM format, the key without a "
+            "password.",
+            param_hint="--ssl-certfile",
+        ) from error
+
+
 def serve(
     target: TargetArgument = None,
     draft: DraftOption = "ngram",
@@ -129,6 +152,27 @@ def serve(
     ] = None,
     max_image_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of an image's file.")] = MOST_IMAGE_BYTES,
     max_image_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = MOST_IMAGE_PIXELS,
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            envvar="HF_SPECDEC_API_KEY",
+            show_envvar=True,
+            help="A key that requests must have. May be given several times. The environment hides it from others.",
+        ),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-allow-origin", help="An origin whose pages may send requests, or *. May be given several times."
+        ),
+    ] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate (chain) in PEM format: serve HTTPS.")] = None,
+    ssl_keyfile: Annotated[str | None, typer.Option(help="Key of the certificate, if it is in another file.")] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Most seconds that an answer may take. Default: any number.")
+    ] = None,
+    request_log: Annotated[bool, typer.Option(help="Log a line for every request.")] = True,
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
@@ -161,6 +205,9 @@ def serve(
         raise typer.BadParameter("belongs to --disable-by-batch-size.", param_hint="--disable-counts-waiting")
     check_address(host, port)
     adapters = or_bad_parameter("--lora", adapters_in, loras or [], model_name or target or loading.SMOLLM2)
+    check_certificate(ssl_certfile, ssl_keyfile)
+    if any(not key.strip() for key in api_keys or ()):
+        raise typer.BadParameter("an empty key is none. Give some characters.", param_hint="--api-key")
     device = checked_device(device)
     config = or_bad_parameter(
         "--tree",
@@ -191,11 +238,16 @@ def serve(
         shares_prefixes=shares_prefixes,
     )
     try:
-        with unwound_by_sigterm(), running_engine(options) as engine:
+        with unwound_by_sigterm(), running_engine(options, lambda text: typer.echo(text, err=True)) as engine:
             name = model_name or target or loading.SMOLLM2
             limits: dict[str, Any] = {"stall_seconds": stall_seconds, "max_body_bytes": max_body_bytes}
+            limits |= {"answer_seconds": request_timeout, "api_keys": api_keys, "origins": origins}
             app = build_app(engine, tokenizer, name, images=images, logprobs_mode=logprobs_mode.value, **limits)
-            server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
+            tls: dict[str, Any] = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+            config = uvicorn.Config(app, host=host, port=port, access_log=request_log, **tls)
+            if not request_log:
+                logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)
+            server = HttpServer(config, engine)
             never_search_again()
             if engine.model.about_draft is not None:
                 typer.echo(engine.model.about_draft, err=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..batching import SpeculativeGenerationOutput
+from .decoding import beside
 from .stop_strings import StopStringSearch, as_list
 from .token_bytes import TokenBytes, token_bytes_of
 
@@ -118,7 +119,7 @@ def answer_logprobs(
     tokenizer: PreTrainedTokenizerBase, gen_config: GenerationConfig, has_parts: bool
 ) -> AnswerLogprobs:
     """For an answer to a request with these options; see `AnswerLogprobs`."""
-    special = frozenset(tokenizer.all_special_ids)
+    special = frozenset(tokenizer.all_special_ids) | beside(gen_config).left_out
     return AnswerLogprobs(token_bytes_of(tokenizer), gen_config.stop_strings, special, has_parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.utils.chat_parsing.content_parsers import STREAMABLE_PARSERS
 
 from ..batching import SpeculativeGenerationOutput
 from .answer_logprobs import AnswerLogprobs
+from .decoding import beside
 from .errors import unexpected
 from .stop_strings import TrimmedPieces
 from .text_pieces import TextPieces
@@ -33,6 +35,12 @@ _KINDS: dict[str | None, type[str]] = {
 def is_cut(gen_config: GenerationConfig) -> bool:
     """Whether the request with these options is over, and its text as long as it may be; see `OneRequest`."""
     return gen_config.max_new_tokens == 0
+
+
+def left_out(tokenizer: PreTrainedTokenizerBase, gen_config: GenerationConfig) -> frozenset[int]:
+    """Tokens that end the text and are no part of it. (Special ones are left out in any case.)"""
+    found = beside(gen_config).left_out
+    return found - frozenset(tokenizer.all_special_ids) if found else found
 
 
 MOST_READ = 8192
@@ -111,6 +119,7 @@ class TotalParser(ResponseParser):
         field, body, before = self._current, "".join(self._pieces), len(events)
         self._body = body
         try:
+            self._check_tags(field, body)
             super()._close_current(events)
             if field == "tool_calls" and len(events) > before:
                 events[-1]["value"] = _calls_in(events[-1]["value"])
@@ -121,6 +130,16 @@ class TotalParser(ResponseParser):
             events.append({"type": "raw", "field": field, "text": body})
             self._reset_to_implicit()
         self._pieces.clear()
+
+    def _check_tags(self, field: str | None, body: str) -> None:
+        """Raises for a region of tags that is cut, or has more than these, which their parser would leave out."""
+        spec = None if field is None else self._spec.fields[field]
+        if spec is None or spec.content != "xml-inline":
+            return
+        is_closed = self._told_to < self._pos or spec.close_re is None
+        rest = re.sub(spec.content_args["tag_pattern"], "", body, flags=re.DOTALL)
+        if not is_closed or rest.strip():
+            raise ValueError(f"no tags: {rest!r}")
 
 
 def _calls_in(value: Any) -> list[ToolCall]:
@@ -146,9 +165,16 @@ class AnswerPieces:
         tokenizer (`PreTrainedTokenizerBase`): the model's.
         parser (`ResponseParser`, *optional*): reads the parts by the model's response template; has read the prompt,
             and no token yet. By default all text is content.
+        left_out (`frozenset[int]`): tokens that are no part of the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ResponseParser | None = None):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        parser: ResponseParser | None = None,
+        left_out: frozenset[int] = frozenset(),
+    ):
+        self._left_out = left_out
         self._tokenizer, self._parser = tokenizer, None if parser is None else TotalParser.over(parser)
         self._texts = TextPieces(tokenizer, skip_special_tokens=parser is None)
         self._last: int | None = None
@@ -166,11 +192,14 @@ class AnswerPieces:
 
     def add(self, token: int) -> list[Any]:
         """The parts that are newly known with the next token."""
+        if token in self._left_out:
+            return []
         self._last = token
         return self._parts_in(self._texts.add(token))
 
     def add_all(self, tokens: list[int]) -> list[Any]:
         """The parts of a whole answer."""
+        tokens = [token for token in tokens if token not in self._left_out] if self._left_out else tokens
         self._last = tokens[-1] if tokens else None
         return self._parts_in(self._tokenizer.decode(tokens, skip_special_tokens=self._parser is None))
 
@@ -332,7 +361,8 @@ class ParsedAnswers(LikeTokenizer):
 
     def parse_response(self, tokens: list[int], template: Any, *, prefix: str, tools: Any = None) -> dict[str, Any]:
         """The parts of an answer; see the tokenizer's own method. The reasoning is `thinking`."""
-        pieces = AnswerPieces(self._own, ResponseParser(template, prefix=prefix, tools=tools))
+        parser = ResponseParser(template, prefix=prefix, tools=tools)
+        pieces = AnswerPieces(self._own, parser, left_out(self._own, self._config))
         parts = [*pieces.begin(), *pieces.add_all(tokens), *pieces.end(is_cut(self._config)), None]
         trimmed = TrimmedPieces(self._config.stop_strings)
         found = [one for part in parts for one in trimmed.take(part)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,10 +22,13 @@ from transformers.cli.serving.utils import Modality, get_response_template
 
 from ..adapters import Choice
 from ..verification.log_probabilities import Mode
+from .access import add_access
 from .answer_logprobs import answer_logprobs, best_asked
 from .answers import ParsedAnswers, is_cut
 from .body_limits import BodyLimit
 from .characters import shortened
+from .choices import all_of, begin_all, one_answer, one_stream
+from .decoding import decode_by
 from .defaults import MOST_BODY_BYTES, NO_IMAGES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
@@ -45,6 +50,7 @@ from .requests import (
     normal_items,
     normal_messages,
     options_of,
+    prompts_of,
     reserved_names,
     roles_of,
 )
@@ -53,8 +59,14 @@ from .scored_answers import ScoredChoices, ScoredResponses, scored_answer
 from .stream_ends import event, until_done, until_failed
 from .streams import QuickChunks
 from .text_limits import TextLimit
+from .timeouts import Deadline
 from .tokenising import Later, PromptMaker, TokenisedElsewhere
+from .tokens import TokenRoutes
 from .work_pool import WorkPool, at_once
+
+
+_NOT_THEIRS = ("seed", "logit_bias", "frequency_penalty", "grammar")
+"""Fields that transformers' handlers do not get: they would seed torch globally, and penalise otherwise."""
 
 
 class OneModel(ModelManager):
@@ -75,7 +87,7 @@ class OneModel(ModelManager):
         tokenizer: PreTrainedTokenizerBase,
         images: ImageReader | str = NO_IMAGES,
     ):
-        self._loaded = model, tokenizer
+        self._loaded, self._began = (model, tokenizer), int(time.time())
         self._images = images if isinstance(images, ImageReader) else None
         self.facts = Facts(
             model.config.get_text_config().vocab_size,
@@ -89,6 +101,8 @@ class OneModel(ModelManager):
         """Stands for the tokenizer where handlers make prompts."""
         self.work = WorkPool()
         """Does the work on large requests."""
+        self.answer_seconds: float | None = None
+        """Most seconds that an answer may take; None: any number."""
         super().__init__(force_model=name)
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -101,7 +115,8 @@ class OneModel(ModelManager):
         yield f"data: {json.dumps({'status': 'ready', 'model': name or self.force_model, 'cached': True})}\n\n"
 
     def list_models(self, *_: Any) -> list[dict[str, Any]]:
-        own = {"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}
+        own = {"id": self.force_model, "object": "model", "created": self._began, "owned_by": "hf-specdec"}
+        own |= {"root": self.force_model, "parent": None, "max_model_len": self._loaded[0].longest_text}
         return [own, *(own | {"id": name, "parent": self.force_model} for name in self._loaded[0].adapters)]
 
     get_gen_models = list_models  # its name before transformers 5.24
@@ -150,21 +165,48 @@ class _OwnRequests:
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
         given = {name: value for name, value in body.items() if value is not None}  # null: default
+        number, work = given.get("n", 1), self.model_manager.work
 
-        def prepared() -> Later:
-            later: Later = at_once(handler.handle_request(self._checked(given), request_id))
-            return later
+        def prepared() -> list[Later]:
+            parts = self._prompts_in(self._checked(given))
+            return [
+                at_once(handler.handle_request(part, f"{request_id}-{number * place}" if place else request_id))
+                for place, part in enumerate(parts)
+            ]
 
-        later = await self.model_manager.work.run(prepared)
-        arguments = await self.model_manager.work.run(later.arguments, reads_images=later.reads_images)
-        response = later.begin(*arguments)
-        if not isinstance(response, Response):
-            response = await response
-        for request in asked_for.get() or ():
-            await request.begun()
-        if isinstance(response, StreamingResponse):
-            response.body_iterator = self._ended(response.body_iterator)
-        return response
+        if asked_for.get() is None:
+            asked_for.set([])
+        prompts = [
+            (later, await work.run(later.arguments, reads_images=later.reads_images))
+            for later in await work.run(prepared)
+        ]
+        deadline = Deadline(self.model_manager.answer_seconds)
+        begun = begin_all(prompts, number)
+        if not isinstance(begun[0], StreamingResponse):
+            answers = await deadline.wait(all_of(begun))
+            return answers[0] if len(answers) == 1 else await work.run(one_answer, answers, number)
+        await deadline.wait(all_of([request.begun() for request in asked_for.get() or ()]))
+        include_usage = (given.get("stream_options") or {}).get("include_usage")
+        events = self._one_stream([one.body_iterator for one in begun], number, include_usage)
+        begun[0].body_iterator = self._ended(deadline.events(events))
+        return begun[0]
+
+    def tokens_of(self, body: dict[str, Any]) -> list[int]:
+        """The tokens of a body's prompt."""
+        handler: Any = super()  # of the handler with this mixin
+        later: Later = at_once(handler.handle_request(self._checked(body), ""))
+        inputs = next(one for one in later.arguments() if isinstance(one, Mapping) and "input_ids" in one)
+        return list(inputs["input_ids"])
+
+    def _prompts_in(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Bodies with a prompt each."""
+        return [body]
+
+    def _one_stream(self, streams: list[Any], number: int, include_usage: bool | None) -> Any:
+        """The events of all streams."""
+        return (
+            streams[0] if len(streams) == 1 and include_usage is None else one_stream(streams, number, include_usage)
+        )
 
     def _validate_request(self, body: dict[str, Any]) -> None:
         """Does nothing: the body has been checked by its type."""
@@ -193,8 +235,7 @@ class _OwnRequests:
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
-        # A handler would seed torch globally.
-        others = {name: value for name, value in body.items() if name not in ("seed", "logit_bias", "grammar")}
+        others = {name: value for name, value in body.items() if name not in _NOT_THEIRS}
         if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
             others["max_tokens"] = body["max_completion_tokens"]
         if others.get("stop") in ("", []):
@@ -202,12 +243,11 @@ class _OwnRequests:
         handler: Any = super()  # of the handler with this mixin
         with refusing(ValueError, TypeError):  # of a `GenerationConfig`, which checks its options
             config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
-        config.use_cache, config.adapter = True, self.model_manager.adapter_of(body.get("model"))
+        config.use_cache = True
         if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
-        config.seed = body.get("seed")
+        decode_by(config, body, model_generation_config, self.model_manager.adapter_of(body.get("model")))
         config.top_logprobs = body.get("best_tokens")
-        config.length_field = next((name for name in LENGTHS if body.get(name) is not None), None)
         config.grammar = body.get("grammar")
         if body.get("logit_bias"):
             config.sequence_bias = body["logit_bias"]
@@ -215,8 +255,6 @@ class _OwnRequests:
             config.stop_strings = model_generation_config.stop_strings
         elif config.stop_strings == "":
             config.stop_strings = []
-        if body.get("temperature") or body.get("top_p") is not None:
-            config.do_sample = body.get("temperature") != 0
         return config
 
     async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
@@ -259,6 +297,9 @@ class _Completion(TokenisedElsewhere, _OwnRequests, ScoredChoices, QuickChunks, 
     _body = BODIES["/v1/completions"]
     _is_chat = _has_parts = False
 
+    def _prompts_in(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        return [body | {"prompt": prompt} for prompt in prompts_of(body["prompt"])]
+
 
 class _Incomplete(ScoredResponses):
     """Answers responses as incomplete if they are as long as they may be (transformers' handler completes all)."""
@@ -280,6 +321,9 @@ class _Response(TokenisedElsewhere, _OwnRequests, _Incomplete):
 
     _body = BODIES["/v1/responses"]
     _ended = staticmethod(until_failed)
+
+    def _one_stream(self, streams: list[Any], number: int, include_usage: bool | None) -> Any:
+        return streams[0]  # its last event has the usage
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         body = super()._checked(body)
@@ -315,6 +359,9 @@ def build_app(
     max_body_bytes: int = MOST_BODY_BYTES,
     images: ImageReader | str = NO_IMAGES,
     logprobs_mode: Mode = "raw",
+    answer_seconds: float | None = None,
+    api_keys: list[str] | None = None,
+    origins: list[str] | None = None,
 ) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
@@ -327,8 +374,11 @@ def build_app(
         max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
         images (`ImageReader` or `str`, *optional*): reads images in messages; or the reason why there may be none.
         logprobs_mode (`str`, *optional*, defaults to `"raw"`): which log-probabilities are told; see `LogprobOptions`.
+        answer_seconds (`float`, *optional*): most seconds that an answer may take; None: any number.
+        api_keys (`list[str]`, *optional*), origins (`list[str]`, *optional*): see `add_access`.
     """
     models = OneModel(model_name, engine.model, tokenizer, images)
+    models.answer_seconds = answer_seconds
     state = SpeculativeState(engine, models.work, logprobs_mode)
     handlers: dict[str, Any] = {
         "chat_handler": _Chat(models, state),
@@ -339,6 +389,15 @@ def build_app(
     # Those that need the model itself are never called; see `add_body_routes`.
     app = build_server(models, generation_state=state, **dict.fromkeys(others) | handlers)
     _add_routes(app, models)
+    TokenRoutes(
+        tokenizer,
+        models.facts,
+        engine.model.longest_text,
+        handlers["chat_handler"]._resolve_model,
+        handlers["chat_handler"].tokens_of,
+        models.prompts.tokens_of,
+        models.work,
+    ).add_to(app)
     add_body_routes(app, handlers, models.work)
     _add_metrics(app, engine, model_name)
     describe(app, models.facts)
@@ -346,11 +405,16 @@ def build_app(
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
+    add_access(app, api_keys or [], origins or [])
     return app
 
 
 def _add_routes(app: FastAPI, models: OneModel) -> None:
-    """Routes about the one model."""
+    """Routes about the one model, and about the server."""
+
+    @app.get("/version")
+    def about() -> JSONResponse:
+        return JSONResponse({"version": version("hf-specdec")})
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> JSONResponse:

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ..models.rope import ropes_of
+from .decoding import beside
 from .errors import RequestRefused
 
 
@@ -38,8 +39,7 @@ def check_length(prompt_length: int, config: GenerationConfig, context: int | No
 
     Args:
         prompt_length (`int`): tokens of the prompt.
-        config (`GenerationConfig`): options, with the length. `length_field` of it (`str`, *optional*) is the field of
-            the request that has the length.
+        config (`GenerationConfig`): options, with the length.
         context (`int`, *optional*): see `context_of`.
         most_tokens (`int`): most tokens that there is memory for.
 
@@ -58,7 +58,7 @@ def check_length(prompt_length: int, config: GenerationConfig, context: int | No
         )
     if length > most:
         name, value = ("max_length", length) if new is None else ("max_new_tokens", new)
-        field = getattr(config, "length_field", None) or f"generation_config.{name}"
+        field = beside(config).length_field or f"generation_config.{name}"
         raise RequestRefused(
             f"`{field}={value}` with a prompt of {prompt_length} tokens does not fit into {bound}. Ask for "
             f"{value - length + most} at most, or shorten the prompt."

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from transformers.cli.serving.utils import CBWorkerDeadError
 
 from .engine.client import EngineClient
-from .errors import RequestFailed, RequestRefused, UnknownModel, error_object, without_details
+from .errors import RequestFailed, RequestRefused, TimedOut, UnknownModel, error_object, without_details
 
 
 def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
@@ -34,6 +34,7 @@ def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
         RequestRefused: _refused,
         RequestFailed: _failed,
         queue.Full: _busy,
+        TimedOut: _late,
         RequestValidationError: _malformed,
         HTTPException: _refused_by_transformers,
         CBWorkerDeadError: failed,
@@ -68,6 +69,10 @@ def _refused_by_transformers(request: Request, error: HTTPException) -> JSONResp
 
 def _busy(request: Request, error: Exception) -> JSONResponse:
     return error_answer(503, "overloaded_error", str(error))
+
+
+def _late(request: Request, error: Exception) -> JSONResponse:
+    return error_answer(504, "timeout_error", str(error))
 
 
 def _failed(request: Request, error: RequestFailed) -> JSONResponse:

@@ -61,6 +61,10 @@ class RequestFailed(Exception):
         self.is_its_own = is_its_own
 
 
+class TimedOut(Exception):
+    """Raised for an answer that takes longer than the server allows."""
+
+
 def unexpected(error: BaseException) -> str:
     """What clients are told of an error that is no fault of theirs. The log gets all of it."""
     logger.error("An unexpected error in a request.", exc_info=error)
@@ -83,4 +87,6 @@ def error_in_stream(error: Exception) -> dict[str, Any]:
         return error_object(400, "invalid_request_error", str(error))
     if isinstance(error, CBWorkerDeadError):
         return error_object(503, "engine_error", str(error))
+    if isinstance(error, TimedOut):
+        return error_object(504, "timeout_error", str(error))
     return error_object(500, "server_error", str(error) if isinstance(error, RequestFailed) else unexpected(error))

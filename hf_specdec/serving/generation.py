@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import uuid
 from contextvars import ContextVar
 from typing import Any
@@ -17,9 +18,10 @@ from transformers.cli.serving.utils import (
 from ..batching import SpeculativeGenerationOutput
 from ..verification.log_probabilities import LogprobOptions, Mode
 from .answer_logprobs import answer_logprobs, best_asked
-from .answers import AnswerPieces, AnswerStream
+from .answers import AnswerPieces, AnswerStream, left_out
 from .characters import cut
 from .contexts import check_length
+from .decoding import beside
 from .engine.client import EngineClient, Handler
 from .errors import MOST_OF_A_REASON, RequestFailed, RequestRefused, refusing
 from .scored_answers import ScoredQueue
@@ -82,6 +84,10 @@ class Generation(BaseGenerateManager):
         self.scored: ScoredQueue | None = None
         """What `generate_streaming` returns, if log-probabilities are asked for."""
 
+    def another(self) -> Generation:
+        """Generation for another text of the same connection."""
+        return Generation(self._engine, self._work, self._logprobs_mode)
+
     def generate_streaming(
         self,
         model: Any,
@@ -96,7 +102,8 @@ class Generation(BaseGenerateManager):
         logprobs = None
         if best_asked(gen_config) is not None:
             logprobs = answer_logprobs(own, gen_config, has_parts=response_parser is not None)
-        stream = AnswerStream(AnswerPieces(own, response_parser), request.cancel, self._work, logprobs)
+        pieces = AnswerPieces(own, response_parser, left_out(own, gen_config))
+        stream = AnswerStream(pieces, request.cancel, self._work, logprobs)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
         merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
@@ -132,7 +139,8 @@ class Generation(BaseGenerateManager):
         if self._tokens is None:
             await self.generate(inputs, gen_config, request_id)
         tokens = self._tokens or []
-        text = processor.decode(tokens, skip_special_tokens=True)
+        ends = left_out(processor, gen_config)
+        text = processor.decode([token for token in tokens if token not in ends], skip_special_tokens=True)
         return trimmed(text, gen_config.stop_strings), len(inputs["input_ids"]), tokens
 
     def _request(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> OneRequest:
@@ -179,6 +187,7 @@ class OneRequest:
     ):
         self._engine, self._config, self._model_inputs = engine, gen_config, model_inputs
         self._logprobs = logprobs
+        self._beside = beside(gen_config)
         self.request_id = f"{request_id}-{uuid.uuid4().hex}"
         """The request's name in the engine, which is unique."""
         self._admission: asyncio.Future[None] | None = None
@@ -229,14 +238,20 @@ class OneRequest:
 
     def add_request(self, input_ids: list[int], request_id: str, streaming: bool) -> None:
         try:
+            config = copy.copy(self._config)
+            vars(config).pop("beside", None)
             self._admission = self._engine.add_request(
                 input_ids,
                 request_id,
                 streaming=streaming,
-                generation_config=self._config,
-                seed=getattr(self._config, "seed", None),
+                generation_config=config,
+                seed=self._beside.seed,
                 model_inputs=self._model_inputs,
                 logprobs=self._logprobs,
+                priority=self._beside.priority,
+                adapter=self._beside.adapter,
+                presence_penalty=self._beside.presence_penalty,
+                frequency_penalty=self._beside.frequency_penalty,
             )
         except BaseException:
             self._engine.unregister_result_handler(request_id)  # registered before the request

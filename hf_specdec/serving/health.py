@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
@@ -23,16 +21,21 @@ def add_health(app: FastAPI, engine: EngineClient, stall_seconds: float) -> None
     """
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != "/health"]
 
-    @app.get("/health", responses={503: {"description": "The engine has ended, or its forwards do not end."}})
+    @app.get("/ping", responses={503: {"description": "As `/health`."}})
+    @app.get(
+        "/health", responses={503: {"description": "The engine warms up, has ended, or its forwards do not end."}}
+    )
     async def health() -> JSONResponse:
         stalled = engine.seconds_stalled
         if engine.fatal_error is not None:
-            return _unhealthy({"reason": "cb_worker_dead", "message": str(engine.fatal_error)})
+            return _not_ready("failed", reason="cb_worker_dead", message=str(engine.fatal_error))
+        if not engine.is_warm:
+            return _not_ready("starting", message="The engine warms up. Requests are taken, and served after it.")
         if stalled > stall_seconds:
             told = f"Requests wait, and for {stalled:.0f} seconds no forward has ended."
-            return _unhealthy({"reason": "stalled", "message": told})
-        return JSONResponse({"status": "ok"})
+            return _not_ready("failed", reason="stalled", message=told)
+        return JSONResponse({"status": "ready"})
 
 
-def _unhealthy(why: dict[str, Any]) -> JSONResponse:
-    return JSONResponse({"status": "unhealthy"} | why, status_code=503, headers={"Retry-After": str(SECONDS_TO_RETRY)})
+def _not_ready(status: str, **why: str) -> JSONResponse:
+    return JSONResponse({"status": status} | why, status_code=503, headers={"Retry-After": str(SECONDS_TO_RETRY)})

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.utils import get_response_template
 
+from .decoding import for_choice
 from .engine.messages import Served
 from .errors import refusing
+from .generation import Generation
 from .images import ImageReader, images_in, without_urls
+from .requests import TokenPrompt
 from .text_limits import TextLimit
 from .tokenizers import LikeTokenizer
 
@@ -56,7 +59,14 @@ class PromptMaker(LikeTokenizer):
         return type(self._own)
 
     def __call__(self, text: str, **_: Any) -> _Prompt:
+        if isinstance(text, TokenPrompt):
+            tokens = text.tokens
+            return _Prompt(lambda: {"input_ids": tokens})
         return _Prompt(partial(self._tokens, lambda: text))
+
+    def tokens_of(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text."""
+        return list(self._tokens(lambda: text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, return_tensors: Any = None, return_dict: Any = None, **options: Any
@@ -109,13 +119,27 @@ class Later:
 
     Args:
         arguments (`Callable`): tokenises the prompt, and returns the arguments of the handler's next function.
-        begin (`Callable`): takes these; returns the response, or waits for it.
+        begin (`Callable`): takes these, and `options`; returns the response, or waits for it.
+        options (`dict[str, Any]`): further arguments of `begin`.
         reads_images (`bool`): whether the prompt has images, which `arguments` reads.
     """
 
     arguments: Callable[[], list[Any]]
     begin: Callable[..., Any]
+    options: dict[str, Any]
     reads_images: bool
+
+    def another(self, number: int, arguments: list[Any]) -> Any:
+        """
+        Begins one of several answers to the same prompt: with its own name, and its own seed if the request has one.
+
+        Args:
+            number (`int`): of the answer, from 0.
+            arguments (`list`): as `arguments` returns them.
+        """
+        name, *others = (_for_another(one, number) for one in arguments)
+        options = {key: _for_another(one, number) for key, one in self.options.items()}
+        return self.begin(f"{name}-{number}" if number else name, *others, **options)
 
 
 class TokenisedElsewhere:
@@ -126,16 +150,23 @@ class TokenisedElsewhere:
 
     def _streaming(self, *arguments: Any, **options: Any) -> Any:
         stream: Any = super()._streaming  # type: ignore[misc]  # of the handler with this mixin
-        return _later(arguments, partial(stream, **options), streams=True)
+        return _later(arguments, stream, options, streams=True)
 
     async def _non_streaming(self, *arguments: Any, **options: Any) -> Any:
         answer: Any = super()._non_streaming  # type: ignore[misc]  # of the handler with this mixin
-        return _later(arguments, partial(answer, **options), streams=False)
+        return _later(arguments, answer, options, streams=False)
 
 
-def _later(arguments: tuple[Any, ...], begin: Callable[..., Any], streams: bool) -> Later:
+def _later(arguments: tuple[Any, ...], begin: Callable[..., Any], options: dict[str, Any], streams: bool) -> Later:
     reads_images = any(isinstance(one, _Prompt) and one.reads_images for one in arguments)
-    return Later(partial(_tokenised, arguments, streams=streams), begin, reads_images)
+    return Later(partial(_tokenised, arguments, streams=streams), begin, options, reads_images)
+
+
+def _for_another(argument: Any, number: int) -> Any:
+    """An argument of a handler for another answer to the same prompt."""
+    if isinstance(argument, GenerationConfig):
+        return for_choice(argument, number)
+    return argument.another() if isinstance(argument, Generation) else argument
 
 
 def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:

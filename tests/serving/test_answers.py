@@ -66,6 +66,11 @@ NO_VALUE = "<|tool_call>call:f{x:}<tool_call|>"
 NO_JSON = '<tool_call>\n{"name": "f", "arguments": {x: "\\n"}}\n</tool_call>'
 
 
+XML = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+NO_END = XML.replace("</function>", "")
+FLAT = '{"name": "f", "parameters": {"x": 1}}'
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
@@ -84,6 +89,17 @@ NO_JSON = '<tool_call>\n{"name": "f", "arguments": {x: "\\n"}}\n</tool_call>'
         ("a<think>b\n", "qwen3", True, ("a", "b", [], "length")),
         (NO_VALUE, "gemma4", False, (NO_VALUE, "", [], "stop")),
         ("<|tool_call>call:f{x:1}<tool_call|>", "gemma4", False, ("", "", [CALL], "tool_calls")),
+        (f"{GOOD}\n{GOOD}{END}", "qwen2", False, ("", "", [CALL, CALL], "tool_calls")),
+        (f"So.\n{XML}\n{XML}{END}", "qwen3_5", False, ("So.", "", [("f", '{"x": "1"}')] * 2, "tool_calls")),
+        (
+            f"{XML[:40]}</function></tool_call>",
+            "qwen3_5",
+            False,
+            (f"{XML[:40]}</function></tool_call>", "", [], "stop"),
+        ),
+        (f"{NO_END}{END}", "qwen3_5", False, (NO_END, "", [], "stop")),
+        (XML[:40], "qwen3_5_moe", True, (XML[:40], "", [], "length")),
+        (FLAT, "llama", False, (FLAT, "", [], "stop")),  # transformers has no response template for the family
         (f"größ{END}", "llama", False, ("größ", "", [], "stop")),
     ],
 )

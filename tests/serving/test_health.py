@@ -11,6 +11,7 @@ import pytest
 from support.servers import client_over
 
 from hf_specdec import NgramDraft
+from hf_specdec.batching import manager
 from hf_specdec.building import building
 from hf_specdec.serving.engine import server as engine_server
 from hf_specdec.serving.engine.messages import Pulse
@@ -53,7 +54,7 @@ def test_a_step_that_hangs(client: TestClient, stream: bool, monkeypatch: pytest
 
     monkeypatch.setattr(NgramDraft, "propose", hang)
     time.sleep(STALL_SECONDS)
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ready"}
     body = {"prompt": "abc", "max_tokens": 4, "stream": stream}
     asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))
     begun = time.monotonic()
@@ -61,11 +62,11 @@ def test_a_step_that_hangs(client: TestClient, stream: bool, monkeypatch: pytest
     try:
         told = becomes(client, 503)
         assert time.monotonic() - begun >= STALL_SECONDS
-        assert told["reason"] == "stalled" and "no forward has ended" in told["message"]
+        assert (told["status"], told["reason"]) == ("failed", "stalled") and "no forward has ended" in told["message"]
     finally:
         goes_on.set()
         asking.join(30)
-    assert becomes(client, 200, 1) == {"status": "ok"}
+    assert becomes(client, 200, 1) == {"status": "ready"}
 
 
 def test_compiling_does_not_count(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +116,23 @@ def test_signs_of_forwards() -> None:
     stalls.note_pulse(Pulse((1, 3), True))
     stalls.note_work()
     assert after(3) == 3
+
+
+def test_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its end the server is starting, and requests are taken, but not served."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(manager, "warm_up", lambda *_: goes_on.wait(30))
+    with client_over(warm_up=True) as (client, engine):
+        lines: list[str] = []
+        engine.tell = lines.append
+        body = {"prompt": "abc", "max_tokens": 2}
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body).status_code))
+        asking.start()
+        told = client.get("/health")
+        assert told.status_code == 503 and told.json()["status"] == "starting" and told.headers["Retry-After"]
+        assert not answers and not lines
+        goes_on.set()
+        assert becomes(client, 200) == {"status": "ready"}
+        asking.join(30)
+    assert answers == [200] and lines == ["Ready."]

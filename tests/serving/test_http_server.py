@@ -7,12 +7,16 @@ import http.client
 import json
 import logging
 import re
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,7 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
+from hf_specdec.cli.serve import check_certificate
 from hf_specdec.serving import http_protocol, http_server
 from hf_specdec.serving.http_server import HttpServer
 
@@ -50,9 +55,10 @@ class Engine:
 
 
 @contextmanager
-def running(app: Any, engine: Engine) -> Iterator[tuple[str, int]]:
+def running(app: Any, engine: Engine, **options: Any) -> Iterator[tuple[str, int]]:
     """A server in a thread; gives its address."""
-    server = HttpServer(uvicorn.Config(app, port=0, log_config=None, interface="asgi3"), engine)  # type: ignore[arg-type]
+    config = uvicorn.Config(app, port=0, log_config=None, interface="asgi3", **options)
+    server = HttpServer(config, engine)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -215,3 +221,24 @@ def test_open_streams_fail_when_the_server_ends(
         thread.join(10)
         assert not thread.is_alive()
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+def test_https(tmp_path: Path) -> None:
+    """Requests over it are served, and the limits of connections hold, too; others are not answered."""
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    subject = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make.split(), *subject, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+    check_certificate(certificate, key)
+    with running(echo, Engine(), ssl_certfile=certificate, ssl_keyfile=key) as (host, port):
+        context = ssl.create_default_context(cafile=certificate)
+        for body, status in ((b"abc", 200), (b"a" * 2000, 413)):
+            connection = http.client.HTTPSConnection(host, port, context=context, timeout=10)
+            connection.request("POST", "/", body)
+            assert connection.getresponse().status == status
+            connection.close()
+        with pytest.raises(OSError):
+            plain = http.client.HTTPConnection(host, port, timeout=10)
+            plain.request("POST", "/", b"abc")
+            plain.getresponse()

@@ -36,11 +36,14 @@ FLAT = {"type": "function", "name": "f"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 CHAT, COMPLETION, RESPONSE, LOAD = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/load_model"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 RIGHT: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER]},
     COMPLETION: {"prompt": "abc"},
     RESPONSE: {"input": "abc"},
     LOAD: {"model": "some/model"},
+    TOKENIZE: {"prompt": "abc"},
+    DETOKENIZE: {"tokens": [1]},
 }
 """What each route needs."""
 
@@ -63,7 +66,28 @@ WRONG: dict[str, list[Any]] = {
     "cutoff": [-0.1, 1, 1.5, "0.1", True, NAN],
     "positive": [0, -1, "1", True, {}, NAN, Raw("Infinity"), 1e39],
     "number": ["1", True, [], NAN, INFINITY, 1e39, HUGE],
-    "penalty": [-1, -2, "1", True, {}, NAN, Raw("Infinity"), Raw("1e999"), 1e39],
+    "penalty": [-2.1, 3, "1", True, {}, NAN, Raw("Infinity"), Raw("1e999"), 1e39],
+    "top-k": [-2, 2.5, "5", True, [], 2**31, HUGE],
+    "priority": [2.5, "5", True, [], 2**31, HUGE],
+    "stop tokens": [[VOCAB], [-1], ["5"], [True], 5, {}, [NAN]],
+    "choices": [0, -1, 129, "1", True, 1.5],
+    "other choices": [2, 0, "1", True, 1.5],
+    "prompt": [
+        5,
+        True,
+        {},
+        [],
+        [[]],
+        ["a", 5],
+        ["a", []],
+        [VOCAB],
+        [1, "a"],
+        [True],
+        [1.5],
+        ["a"] * 129,
+        1.5,
+        "\ud83c",
+    ],
     "seed": [2.5, "1", True, {}, 2**63, -(2**63) - 1, HUGE],
     "token": [-1, VOCAB, 999_999, "5", 1.5, True, NAN],
     "end": [-2, VOCAB, [], [VOCAB], [-1], ["5"], "5", True, 1.5],
@@ -153,6 +177,15 @@ _OF_ALL: dict[str, str] = {
     "stream_options": "stream options",
     "structured_outputs": "structured outputs",
     "user": "text",
+    "top_k": "top-k",
+    "min_p": "probability",
+    "repetition_penalty": "positive",
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), "penalty"),
+    "min_tokens": "count",
+    "ignore_eos": "boolean",
+    "stop_token_ids": "stop tokens",
+    "priority": "priority",
+    "tree": "tree",
 }
 _OF_CONVERSATIONS = {
     "chat_template_kwargs": "template variables",
@@ -165,14 +198,14 @@ _OF_CONVERSATIONS = {
     "prompt_cache_options": "object",
     **dict.fromkeys(("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), "text"),
 }
-_OF_TEXTS = {"max_tokens": "length", "stop": "stop", "frequency_penalty": "penalty", "logit_bias": "bias"}
+_OF_TEXTS = {"max_tokens": "length", "stop": "stop", "n": "choices", "logit_bias": "bias"}
 FIELDS: dict[str, dict[str, str]] = {
     CHAT: _OF_ALL
     | _OF_CONVERSATIONS
     | _OF_TEXTS
     | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
     | {"response_format": "response format"},
-    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "text", "logprobs": "best tokens"},
+    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "prompt", "best_of": "other choices", "logprobs": "best tokens"},
     RESPONSE: _OF_ALL
     | _OF_CONVERSATIONS
     | {
@@ -185,25 +218,32 @@ FIELDS: dict[str, dict[str, str]] = {
         "access_programs": "object",
     },
     LOAD: {"model": "model"},
+    TOKENIZE: {
+        "model": "model",
+        "prompt": "text",
+        **dict.fromkeys(("messages", "tools"), "list"),
+        "chat_template_kwargs": "template variables",
+        **dict.fromkeys(("add_special_tokens", "return_token_strs"), "boolean"),
+    },
+    DETOKENIZE: {"model": "model", "tokens": "stop tokens"},
 }
 """The kinds of the fields that are served, by route."""
 
 _ANYTHING = [5, "a", {"a": 1}, [1], True]
 UNSUPPORTED: dict[str, dict[str, list[Any]]] = {
     CHAT: {
-        "n": [2, 0, "1", True, 1.5],
-        "presence_penalty": [0.5, -1, "0", False, INFINITY],
         "functions": [[{"name": "f"}], 5, "a", {"a": 1}, True],
         "function_call": [{"name": "f"}, "required", 5, [1], True],
         "modalities": [["text", "audio"], ["audio"], "text", 5, {"a": 1}],
         **dict.fromkeys(("audio", "prediction", "reasoning_effort", "web_search_options", "moderation"), _ANYTHING),
     },
     COMPLETION: {
-        "n": [2, 0, "1", True, 1.5],
-        "best_of": [2, 0, "1", True, 1.5],
         "echo": [True, 1, 0, "false", [1]],
-        "presence_penalty": [0.5, -1, "0", False, NAN],
         "suffix": ["a", 5, True, [1], LONG],
+    },
+    TOKENIZE: {
+        "add_generation_prompt": [False, 1, "true", {}, [1]],
+        "continue_final_message": [True, 1, "false", {}, [1]],
     },
     RESPONSE: {
         "background": [True, 1, 0, "false", [1]],
@@ -274,7 +314,7 @@ UNKNOWN = [
     " model",
     LONG,
     "ü",
-    "top_k",
+    "epsilon_cutoff",
     "self",
 ]
 """Names of no field."""
@@ -371,6 +411,8 @@ def bad_requests() -> Iterator[BadRequest]:
         for field in right:
             yield from (BadRequest(route, body, field) for body in ("{}", json.dumps({field: None})))
         yield from (_with(route, {"user": _nested(depth)}, "body") for depth in (65, 500, 990, 5000))
+    yield _with(TOKENIZE, {"messages": [USER]}, "messages")
+    yield BadRequest(TOKENIZE, written({"messages": [USER], "add_special_tokens": True}), "add_special_tokens")
     yield from _with_options()
     for message, field in MESSAGES + CHAT_MESSAGES:
         yield _with(CHAT, {"messages": [USER, message]}, f"messages[1].{field}")
@@ -397,7 +439,7 @@ def _with_options() -> Iterator[BadRequest]:
     """Wrong options of `generate`, each on one of the routes, as an object or as JSON."""
     wrong = [(name, value) for name, kind in OPTIONS.items() for value in WRONG[kind]]
     wrong += [(name, value) for name, values in UNSUPPORTED_OPTIONS.items() for value in values]
-    wrong += [(name, 1) for name in UNKNOWN if name != "top_k"]
+    wrong += [(name, 1) for name in UNKNOWN if name != "epsilon_cutoff"]
     for number, (name, value) in enumerate(wrong):
         route = (CHAT, COMPLETION, RESPONSE)[number % 3]
         options: Any = {name: value}

@@ -18,7 +18,8 @@ from hf_specdec.serving.engine.messages import Served
 
 
 END = "<|im_end|>"
-BEGINS = {"qwen3": "<|im_start|>assistant\n", "gemma4": "<|turn>model\n"}
+_QWEN = dict.fromkeys(("qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"), "<|im_start|>assistant\n")
+BEGINS = _QWEN | {"gemma4": "<|turn>model\n"}
 """What precedes an answer, by the model's type."""
 
 

@@ -48,7 +48,7 @@ def engine_over(manager: Any, tokenizer: Any) -> Iterator[EngineClient]:
 
 @contextmanager
 def client_over(
-    model: Any = None, chat_template: str = CONTENTS, name: str = "tiny", **options: Any
+    model: Any = None, chat_template: str = CONTENTS, name: str = "tiny", warm_up: bool = False, **options: Any
 ) -> Iterator[tuple[Any, EngineClient]]:
     """
     A client of the server's application in this process, over a tiny model, and the client of its engine. Failures are
@@ -58,6 +58,7 @@ def client_over(
         model (`PreTrainedModel`, *optional*): the target; by default one with a context of 4096 tokens.
         chat_template (`str`): of the tokenizer.
         name (`str`): of the model.
+        warm_up (`bool`): whether the manager warms up first.
         options: of `build_app`.
     """
     from fastapi.testclient import TestClient
@@ -67,8 +68,11 @@ def client_over(
     tokenizer, target = tiny_tokenizer(), tiny_model(max_position_embeddings=4096) if model is None else model
     tokenizer.chat_template = chat_template
     batching: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
+    made = target.init_continuous_batching(assistant_model=NgramDraft(), **batching)
+    if warm_up:
+        made.warmup()
     with (
-        target.init_continuous_batching(assistant_model=NgramDraft(), **batching) as manager,
+        made as manager,
         engine_over(manager, tokenizer) as engine,
         TestClient(build_app(engine, tokenizer, name, **options), raise_server_exceptions=False) as client,
     ):

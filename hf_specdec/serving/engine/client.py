@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState, SpeculativeGenerationOutput
 from ...verification.log_probabilities import LogprobOptions
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, Stage, State
 from .stalls import Stalls
 
 
@@ -59,6 +59,10 @@ class EngineClient:
         """Config and generation config of the model, which are all that the HTTP server needs of it."""
         self.fatal_error: Exception | None = None
         """The error because of which the engine takes no more requests; None while it runs."""
+        self.is_warm = served.is_warm
+        """Whether the engine has warmed up. It takes requests before, and serves them after."""
+        self.tell: Callable[[str], None] = lambda text: None
+        """Called with a line about each stage of the start that follows."""
         self.is_gone = False
         """Whether the engine has ended, or no longer matters because the server ends."""
         self._connection = connection
@@ -136,9 +140,11 @@ class EngineClient:
         seed: int | None = None,
         model_inputs: dict[str, Any] | None = None,
         logprobs: LogprobOptions | None = None,
+        **further: Any,
     ) -> asyncio.Future[None]:
         """
-        Sends a request to the engine; see `SpeculativeBatchingManager.add_request`.
+        Sends a request to the engine; see `SpeculativeBatchingManager.add_request`. `further` are other fields of an
+        `AddRequest`.
 
         Returns:
             `asyncio.Future`: done when the engine has admitted the request. If the engine refuses the request, the
@@ -155,7 +161,8 @@ class EngineClient:
                 self._stalls.note_work()
             self._open[request_id] = request
         about = generation_config, seed, streaming, model_inputs, logprobs
-        self._outbox.put(AddRequest(request_id, list(input_ids), *about))
+        message = AddRequest(request_id, list(input_ids), *about, **further)
+        self._outbox.put(message)
         return request.admission
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
@@ -219,6 +226,9 @@ class EngineClient:
             answer = self._states.get(message.number)
             if answer is not None:
                 answer.set_result(message.state)
+        elif isinstance(message, Stage):
+            self.is_warm = True
+            self.tell(message.text)
         elif isinstance(message, Pulse):
             self._stalls.note_pulse(message)
         elif isinstance(message, Ended):

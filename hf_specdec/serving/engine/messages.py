@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from ...adapters import Choice
 from ...batching import ManagerState
 from ...engine.request import FinishReason
 from ...verification.log_probabilities import LogprobOptions
@@ -31,6 +32,8 @@ class AddRequest:
         streaming (`bool`): whether tokens are sent at every step, and not only at the end.
         model_inputs (`dict[str, Any]`, *optional*): what the model reads beside the tokens, as arrays.
         logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
+        priority (`int`), adapter (`str`, *optional*): see `SpeculativeBatchingManager.add_request`.
+        presence_penalty (`float`), frequency_penalty (`float`): see `OccurrencePenalty`.
     """
 
     request_id: str
@@ -40,6 +43,10 @@ class AddRequest:
     streaming: bool
     model_inputs: dict[str, Any] | None = None
     logprobs: LogprobOptions | None = None
+    priority: int = 0
+    adapter: Choice = ...
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class Served:
         context (`int`, *optional*): most tokens of a text that the model has been made for.
         about_draft (`str`, *optional*): see `Drafting.about`.
         adapters (`tuple[str, …]`): names of the adapters that requests can choose.
+        is_warm (`bool`): whether no warm-up is to come.
     """
 
     config: PreTrainedConfig
@@ -78,11 +86,19 @@ class Served:
     context: int | None = None
     about_draft: str | None = None
     adapters: tuple[str, ...] = ()
+    is_warm: bool = True
 
     @property
     def longest_text(self) -> int:
         """Most tokens of a text that there is memory for, and that the model has been made for."""
         return min(self.most_tokens, self.context or self.most_tokens)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Told before the first message, and at the end of a warm-up: what the engine does now."""
+
+    text: str
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
 from ..garbage import never_search_again
 from .client import EngineClient
-from .messages import NotServed
+from .messages import NotServed, Stage
 from .parent import while_the_parent_lives
 from .server import EngineServer
 
@@ -86,11 +86,15 @@ class StartError(Exception):
 
 
 @contextmanager
-def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
+def running_engine(options: EngineOptions, tell: Callable[[str], None] = lambda text: None) -> Iterator[EngineClient]:
     """
     A context with an engine in a process of its own. Waits until the models are loaded; the engine takes requests
     while it warms up. The engine ends with the context, however that is left, or with the calling process (on Linux:
     with the calling thread), even if a step hangs.
+
+    Args:
+        options (`EngineOptions`): of the engine.
+        tell (`Callable`): called with a line about each stage of the start.
 
     Raises:
         StartError: if the engine cannot start.
@@ -103,13 +107,16 @@ def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
     client = None
     try:
         try:
-            first = connection.recv()
+            while isinstance(first := connection.recv(), Stage):
+                tell(first.text)
         except EOFError:
             process.join()
             raise StartError("serve", f"the engine's process has ended with exit code {process.exitcode}.") from None
         if isinstance(first, NotServed):
             raise StartError(first.option, first.reason)
+        tell("Ready." if first.is_warm else "Warming up: requests are taken now, and served after it.")
         client = EngineClient(connection, first)
+        client.tell = tell
         yield client
     finally:
         try:
@@ -128,7 +135,8 @@ def _run(options: EngineOptions, connection: Connection) -> None:
         try:
             # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
             with ThreadPoolExecutor(max_workers=1) as loader:
-                manager, tokenizer = loader.submit(load, options).result()
+                tell = lambda text: connection.send(Stage(text))  # noqa: E731
+                manager, tokenizer = loader.submit(load, options, tell).result()
         except StartError as error:
             connection.send(NotServed(error.option, error.reason))
             return
@@ -146,18 +154,23 @@ def let_steps_go_first() -> None:
     never_search_again()
 
 
-def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:
+def load(
+    options: EngineOptions, tell: Callable[[str], None] = lambda text: None
+) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:
     """
-    Loads the models. Returns the manager, not started, and the target's tokenizer.
+    Loads the models. Returns the manager, not started, and the target's tokenizer. `tell` is called with a line about
+    each stage.
 
     Raises:
         StartError: if a model or the tokenizer cannot be loaded, or the models do not fit together.
     """
     dtype = loading.DTYPES[options.dtype]
     place = dtype, options.device, options.device_map
+    tell(f"Loading the model {options.target or loading.SMOLLM2}.")
     target = _loaded("TARGET", loading.load_target, options.target, *place, options.with_images)
     _loaded("--lora", loading.load_adapters, target, options.adapters)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
+    tell(f"Loading the draft {options.draft}.")
     place_of_draft = str(execution_device(target))
     draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, place_of_draft, target, tokenizer)
     defaults = Limits.of(None, target.device, num_parameters_of(target))
@@ -180,6 +193,7 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
             made.engine.target.adapters.check(name)
         return made
 
+    tell("Taking memory for keys and values.")
     return _loaded("--draft", manager), tokenizer
 
 

@@ -7,13 +7,14 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from ...verification.choosing import NOTHING_TO_CHOOSE
 from ..contexts import context_of
+from ..penalties import OccurrencePenalty
 from ..stop_strings import StopStringCriterion
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, Stage, State
 
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -48,8 +49,12 @@ class EngineServer:
             most, context = self._manager.most_tokens, context_of(model.config)
             about_draft = self._manager.engine.drafting.about
             adapters = tuple(self._manager.adapters)
-            self._send(Served(model.config, model.generation_config, most, context, about_draft, adapters))
+            is_warm = self._manager.is_warm
+            self._send(Served(model.config, model.generation_config, most, context, about_draft, adapters, is_warm))
             while True:
+                if not is_warm and self._manager.is_warm:
+                    is_warm = True
+                    self._send(Stage("Ready."))
                 self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()
@@ -74,7 +79,10 @@ class EngineServer:
         self._told[asked.request_id] = 0
         stop_strings, criteria = asked.generation_config.stop_strings, StoppingCriteriaList()
         grammar = getattr(asked.generation_config, "grammar", None)
+        penalties, processors = (asked.presence_penalty, asked.frequency_penalty), LogitsProcessorList()
         try:
+            if any(penalties):
+                processors.append(OccurrencePenalty(len(asked.input_ids), *penalties))
             if stop_strings:
                 criteria.append(StopStringCriterion(self._tokenizer, stop_strings))
             self._manager.add_request(
@@ -84,13 +92,15 @@ class EngineServer:
                 generation_config=asked.generation_config,
                 seed=asked.seed,
                 model_inputs=asked.model_inputs,
-                adapter=getattr(asked.generation_config, "adapter", ...),
                 top_logprobs=None if asked.logprobs is None else asked.logprobs.best,
                 logprobs_mode=None if asked.logprobs is None else asked.logprobs.mode,
                 grammar=grammar,
                 tokenizer=None if grammar is None else self._tokenizer,
+                adapter=asked.adapter,
+                priority=asked.priority,
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
+                logits_processor=processors or None,
             )
         except Exception as error:  # an error of a request's options fails only that request
             del self._told[asked.request_id]

@@ -6,10 +6,14 @@ at `/openapi.json` are made.
     counting.py       how many values it has, and how deep they are nested
     kinds.py          types of values: whole numbers, finite numbers, token ids, options that have one value
     options.py        `generation_config`
+    decoding.py       options of decoding beside it
+    prompts.py        prompts of a completion, and the number of choices
     messages.py       messages, their parts and calls, and the items of a response's input
     structured.py     what form an answer must have: JSON, a schema, a grammar
     tools.py          tools, and which one is to be called
-    bodies.py         the bodies of the routes
+    bodies.py         the bodies of the routes for texts
+    token_bodies.py   those of the routes for tokens
+    variables.py      `chat_template_kwargs`
     logit_bias.py     `logit_bias`, as an option of `generate`
     templates.py      what of a model's chat template matters to requests: its roles, and names that it reserves
     checking.py       checks a body, and explains what is wrong with it
@@ -22,18 +26,23 @@ from .description import describe
 from .messages import normal_items, normal_messages
 from .options import options_of
 from .parsing import parsed
+from .prompts import TokenPrompt, prompts_of
 from .structured import grammar_of
 from .templates import reserved_names, roles_of
+from .token_bodies import DetokenizeBody, TokenizeBody
 
 
 __all__ = [
     "BODIES",
     "ChatBody",
     "CompletionBody",
+    "DetokenizeBody",
     "Facts",
     "LENGTHS",
     "LoadModelBody",
     "ResponseBody",
+    "TokenPrompt",
+    "TokenizeBody",
     "checked",
     "describe",
     "grammar_of",
@@ -41,6 +50,7 @@ __all__ = [
     "normal_messages",
     "options_of",
     "parsed",
+    "prompts_of",
     "reserved_names",
     "roles_of",
 ]

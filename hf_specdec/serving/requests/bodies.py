@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from ...verification.log_probabilities import MOST_BEST
-from ..characters import cut, escaped, shortened
+from ..characters import shortened
+from .decoding import Decoding
 from .kinds import (
     LARGEST,
     Boolean,
@@ -17,9 +18,6 @@ from .kinds import (
     ListOf,
     Only,
     Open,
-    Probability,
-    Seed,
-    Temperature,
     Text,
     told,
     wrong,
@@ -28,8 +26,11 @@ from .logit_bias import sequence_bias
 from .messages import Input, Message
 from .options import GenerationOptions, StopStrings
 from .parsing import json_of
+from .prompts import MOST_CHOICES, Choices, Prompt, prompts_of
 from .structured import ResponseFormat, StructuredOutputs, TextFormat, grammar_of
+from .token_bodies import DetokenizeBody, TokenizeBody
 from .tools import NestedTool, ResponseTool, check_choice
+from .variables import TemplateVariables
 
 
 MOST_NAMES = 16
@@ -57,27 +58,6 @@ def _bias(value: Any, info: ValidationInfo) -> Any:
         raise told(str(error)) from error
 
 
-def _template_variables(value: Any, info: ValidationInfo) -> Any:
-    if value is None:
-        return value
-    if not isinstance(value, dict):
-        raise wrong("must be an object")
-    reserved = frozenset() if info.context is None else info.context.reserved
-    for name in value:
-        if name in reserved or name.startswith("_"):
-            said = cut(escaped(name), 40)
-            if name == "chat_template":
-                raise told(
-                    "`chat_template_kwargs.chat_template` is not supported by this server: the chat template is the "
-                    "model's. Leave it out, or use `/v1/completions`, which takes text as it is."
-                )
-            raise told(
-                f"`chat_template_kwargs.{said}` is reserved: it is no variable that a request gives to a chat "
-                "template. Leave it out."
-            )
-    return value
-
-
 def _few(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MOST_NAMES:
         raise wrong(f"must have {MOST_NAMES} names at most")
@@ -92,7 +72,6 @@ Options = Annotated[
         | GenerationOptions,
     ),
 ]
-TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_template_variables)]
 LogitBias = Annotated[
     Any,
     BeforeValidator(_bias),
@@ -104,8 +83,6 @@ LogitBias = Annotated[
         }
     ),
 ]
-FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=LARGEST)]
-"""Above -1: the `repetition_penalty` is this value plus 1."""
 BestTokens = Annotated[int, Field(strict=True, ge=0, le=MOST_BEST)]
 BestTokensOfCompletion = Annotated[
     BestTokens | None,
@@ -123,7 +100,7 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class StreamOptions(Open):
-    """Options of a stream. It has the usage in its last chunk in any case."""
+    """Options of a stream. With `include_usage` a chunk of its own has the usage; by default, the last one has."""
 
     include_usage: Boolean | None = None
     include_obfuscation: Boolean | None = None
@@ -136,18 +113,15 @@ class TextOptions(Open):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Shared(Closed):
+class Shared(Decoding):
     """What all requests for a text have."""
 
     model: Text | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    seed: Seed | None = None
     stream: Boolean | None = None
+    stream_options: StreamOptions | None = None
     generation_config: Options | None = None
     structured_outputs: StructuredOutputs | None = None
     # Without effect.
-    stream_options: StreamOptions | None = None
     user: Text | None = None
 
     @property
@@ -165,6 +139,14 @@ class Shared(Closed):
     @model_validator(mode="after")
     def _has_one_form(self) -> Shared:
         grammar_of(self)
+        return self
+
+    @model_validator(mode="after")
+    def _may_be_as_long_as_it_must(self) -> Shared:
+        name = next((name for name in LENGTHS if getattr(self, name, None) is not None), "")
+        most = getattr(self, name, None)
+        if most is not None and (self.min_tokens or 0) > most:
+            raise told(f"`min_tokens={self.min_tokens}` is more than `{name}={most}`. Lower it.")
         return self
 
 
@@ -201,14 +183,12 @@ class ChatBody(_Conversation):
     max_completion_tokens: Length | None = None
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
-    frequency_penalty: FrequencyPenalty | None = None
+    n: Choices | None = None
     logit_bias: LogitBias = None
     logprobs: Boolean | None = None
     # Without effect.
     verbosity: Literal["low", "medium", "high"] | None = None
     # Not supported.
-    n: Annotated[Any, Only("1")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     functions: Annotated[Any, Only("[]")] = None
     function_call: Annotated[Any, Only('"auto"', '"none"')] = None
     audio: Annotated[Any, Only()] = None
@@ -242,22 +222,33 @@ class ChatBody(_Conversation):
 class CompletionBody(Shared):
     """The body of `/v1/completions`."""
 
-    prompt: Text
+    prompt: Prompt
     max_tokens: Length | None = None
     stop: StopStrings | None = None
-    frequency_penalty: FrequencyPenalty | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
     logit_bias: LogitBias = None
     logprobs: BestTokensOfCompletion = None
     # Not supported.
-    n: Annotated[Any, Only("1")] = None
-    best_of: Annotated[Any, Only("1")] = None
     echo: Annotated[Any, Only("false")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
 
     @property
     def best_tokens(self) -> int | None:
         return self.logprobs
+
+    @model_validator(mode="after")
+    def _has_few_choices(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise told(
+                f"`best_of={self.best_of}` is not supported by this server, unless `n` is the same. Leave it out."
+            )
+        number = len(prompts_of(self.prompt)) * (self.n or 1)
+        if number > MOST_CHOICES:
+            raise told(
+                f"`prompt` and `n` ask for {number} texts, but a request may have {MOST_CHOICES}. Send several."
+            )
+        return self
 
 
 class ResponseBody(_Conversation):
@@ -299,4 +290,6 @@ BODIES: dict[str, type[Closed]] = {
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponseBody,
     "/load_model": LoadModelBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
 }

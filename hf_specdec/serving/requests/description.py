@@ -35,7 +35,7 @@ _ERRORS = {
     "500": "The server failed.",
     "503": "The queue is full, or the engine has ended.",
 }
-_ALWAYS = {"/health": ("503",), "/metrics": ("503",), "/v1/models/{name}": ("404",)}
+_ALWAYS = {"/health": ("503",), "/ping": ("503",), "/metrics": ("503",), "/v1/models/{name}": ("404",)}
 """Errors of the routes that take no body."""
 
 
@@ -109,4 +109,6 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
 
 
 def _error_of(path: str) -> dict[str, Any]:
-    return {"type": "object"} if path == "/health" else {"$ref": _REFERENCE.format(model=ErrorAnswer.__name__)}
+    return (
+        {"type": "object"} if path in ("/health", "/ping") else {"$ref": _REFERENCE.format(model=ErrorAnswer.__name__)}
+    )

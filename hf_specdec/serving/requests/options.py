@@ -50,20 +50,18 @@ def _stop_strings(value: Any) -> Any:
 
 
 def _tree(value: Any) -> Any:
+    if value is None or value == "default":  # as on the command line
+        return None
     if isinstance(value, str) and len(value) > LONGEST_TREE:
-        raise ValueError(f"`tree` may have {LONGEST_TREE} characters, but has {len(value)}. Use a smaller tree.")
+        raise wrong(f"may have {LONGEST_TREE} characters. Use a smaller tree")
     try:
         tree = as_tree(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`generation_config.tree` {shortened(value)} is no tree: {shortened(str(error), 120)}."
-        ) from error
+        raise wrong(f"must be a tree ({shortened(str(error), 120)})") from error
     if isinstance(tree, DynamicTree) and tree.top_k > MAX_NODES:
-        raise ValueError(f"`generation_config.tree` has `top_k={tree.top_k}`, but {MAX_NODES} is the most. Lower it.")
+        raise wrong(f"has `top_k={tree.top_k}`, and {MAX_NODES} is the most")
     if not isinstance(tree, (AutoTree, DynamicTree, TokenTree)):
-        raise ValueError(
-            "`generation_config.tree` is a schedule, but requests have one tree. Choose one of its trees."
-        )
+        raise wrong("must be one tree, and no schedule: choose one of its trees")
     return value
 
 
@@ -73,6 +71,7 @@ StopStrings = Annotated[
     | Annotated[ListOf[_StopString], Field(max_length=MOST_STOP_STRINGS)],
     checking(_stop_strings),
 ]
+Tree = Annotated[str | list[Any] | dict[str, Any] | None, BeforeValidator(_tree)]
 Tokens = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LARGEST_VOCABULARY)]
 Sequence = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LONGEST_SEQUENCE)]
 Token = Annotated[
@@ -157,7 +156,7 @@ class GenerationOptions(Closed):
     remove_invalid_values: Boolean | None = None
     renormalize_logits: Boolean | None = None
     # Speculation.
-    tree: Annotated[str | list[Any] | dict[str, Any], checking(_tree)] | None = None
+    tree: Tree = None
     # Without effect on a request.
     bos_token_id: TokenId | None = None
     pad_token_id: TokenId | None = None

@@ -269,8 +269,8 @@ def test_one_error_is_enough(facts: Facts) -> None:
 
 
 def test_options_in_the_wrong_place(facts: Facts) -> None:
-    with pytest.raises(RequestRefused, match="`top_k` is not known here: options of `generate` go into"):
-        checked(CompletionBody, {"prompt": "abc", "top_k": 5}, facts)
+    with pytest.raises(RequestRefused, match="`eta_cutoff` is not known here: options of `generate` go into"):
+        checked(CompletionBody, {"prompt": "abc", "eta_cutoff": 0.1}, facts)
 
 
 @pytest.mark.parametrize("inner", [3, 4, None])
