@@ -55,6 +55,13 @@ def test_what_pages_install(wanted: tuple[str, ...], checkout: Path, tmp_path: P
     pip = [bin / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
     run(*pip, f"{checkout}{wanted[0][1:]}", *wanted[1:])
     pages = [page for page in [*PAGES, *CARDS] if (wanted in dict.fromkeys(of for _, of in installs(page)))]
+    for page in pages:
+        for line, code in blocks(page, "bash"):
+            for more in re.findall(r"^pip install (--no-deps .*)$", code, flags=re.MULTILINE):
+                if (line, wanted) in installs(page):
+                    run(*pip, *shlex.split(more, comments=True))
+                    print_folder = "import hf_specdec; print(hf_specdec.smollm2.smollm2_folder())"
+                    assert "smollm2" in run(bin / "python", "-c", print_folder).lower()
     for page, outcome in run_pages(
         [page for page in pages if blocks(page, "python")], python=str(bin / "python")
     ).items():
@@ -65,7 +72,3 @@ def test_what_pages_install(wanted: tuple[str, ...], checkout: Path, tmp_path: P
                 continue
             for command in re.findall(r"^hf-specdec .*$", code, flags=re.MULTILINE):
                 assert "Usage" in run(bin / "hf-specdec", shlex.split(command)[1], "--help")
-            for more in re.findall(r"^pip install (--no-deps .*)$", code, flags=re.MULTILINE):
-                run(*pip, *shlex.split(more, comments=True))
-                print_folder = "import hf_specdec; print(hf_specdec.smollm2.smollm2_folder())"
-                assert "smollm2" in run(bin / "python", "-c", print_folder).lower()
