@@ -96,7 +96,7 @@ class LastFeatureDrafter(Drafter):
 
     def take_last(self, last: torch.Tensor) -> None:
         """Sets the features, `[batch, hidden_size]`, from which the next trees are drafted."""
-        self._last = last
+        self._last = last.nan_to_num(0.0, 0.0, 0.0)  # a run of which nothing is taken may have left anything
 
     def propose_from(self, sequences: Rows, last: torch.Tensor) -> DraftTree | None:
         """`propose` for sequences whose last features, `[batch, hidden_size]`, are kept elsewhere."""
@@ -143,8 +143,7 @@ class CapturedLastFeature(CapturedDraft):
     def propose(self, warp: Warp | None) -> DraftTree:
         if self.tree is None:
             return DraftTree.empty(self.rows.size.rows, self.rows.device)
-        # A run that was launched before another one failed may have left anything.
-        return self.grown(self._features.index_select(0, self.rows.places)[:, 0].nan_to_num(0.0, 0.0, 0.0), warp)
+        return self.grown(self._features.index_select(0, self.rows.places)[:, 0], warp)
 
     @abstractmethod
     def grown(self, last: torch.Tensor, warp: Warp | None) -> DraftTree:
