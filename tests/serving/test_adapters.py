@@ -64,7 +64,7 @@ def test_names_choose_adapters(path: str, client: Any, model: Any) -> None:
 
 def test_adapters_are_listed(client: Any) -> None:
     base, *adapters = client.get("/v1/models").json()["data"]
-    assert base["id"] == "base" and "parent" not in base
+    assert base["id"] == "base" and base["parent"] is None
     assert [(one["id"], one["parent"], one["object"]) for one in adapters] == [(n, "base", "model") for n in "abc"]
     assert client.get("/v1/models/b").json() == adapters[1]
     assert '"b"' in client.post("/load_model", json={"model": "b"}).text

@@ -202,7 +202,7 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
         def warmup(self) -> None:
             done.append("warmup")
 
-    def load(options: EngineOptions) -> tuple[Manager, None]:
+    def load(options: EngineOptions, tell: Any) -> tuple[Manager, None]:
         done.append("load")
         return Manager(), None
 

@@ -79,7 +79,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
-    def start(options: engine.EngineOptions) -> None:
+    def start(options: engine.EngineOptions, tell: Any) -> None:
         found.append(options)
         raise engine.StartError("here", "for now")
 
@@ -99,7 +99,7 @@ def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("uvicorn")
     done: list[str] = []
     served = SimpleNamespace(model=SimpleNamespace(about_draft=None))
-    monkeypatch.setattr(engine, "running_engine", lambda _: nullcontext(served))
+    monkeypatch.setattr(engine, "running_engine", lambda *_: nullcontext(served))
     monkeypatch.setattr("hf_specdec.serving.app.build_app", lambda *_, **__: done.append("build"))
     monkeypatch.setattr("hf_specdec.serving.garbage.never_search_again", lambda: done.append("freeze"))
     monkeypatch.setattr("hf_specdec.serving.http_server.HttpServer.run", lambda _: done.append("run"))
