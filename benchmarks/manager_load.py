@@ -78,6 +78,7 @@ class Cell:
 def parse_arguments() -> argparse.Namespace:
     parser = sweep_parser(__doc__, CONTENDERS)
     parser.set_defaults(contenders=CONTENDERS[:-1])
+    parser.add_argument("--top-logprobs", type=int, help="log-probabilities that requests of ours ask for")
     parser.add_argument("--vary", action="store_true", help="texts are of different lengths")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each load, the contenders in turn")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
@@ -130,6 +131,8 @@ def measure(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Measures one manager under one load, for at most `seconds` after warm-up."""
     sampling = sampling_at(temperature) if isinstance(manager, SpeculativeBatchingManager) else None
+    if sampling is not None and options.top_logprobs is not None:
+        sampling["top_logprobs"] = options.top_logprobs
     torch.manual_seed(0)
     few = prompts[: min(concurrency, 8)]
     put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60, sampling)

@@ -10,6 +10,7 @@ import torch
 from support.batches import limits, ragged_prompts
 from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
+from support.log_probabilities import check
 from support.models import noisy_copy, take_weights, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
@@ -130,6 +131,32 @@ def test_seeds_are_those_of_a_cpu() -> None:
             ]
             texts.append([manager.get_result(name).generated_tokens for name in names])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, None], ids=["tree", "off"])
+def test_log_probabilities(tree: Any, dtype: torch.dtype) -> None:
+    """In float32 of graphs, for prompts and steps, with rows that ask for others or for none."""
+    model = tiny_model(dtype=dtype)
+    draft = noisy_copy(model, 0.05).cuda()
+    model = model.cuda()
+    off: dict[str, Any] = {"disable_by_batch_size": 0} if tree is None else {}
+    config = SpeculativeConfig(tree=tree or "[(0,)]", **off)
+    kinds = ({}, {"do_sample": True, "temperature": 0.7, "top_k": 12, "top_p": 0.9})
+    asked = ((4, "raw"), (0, "processed"), (None, None), (20, "processed"), (2, "raw"))
+    manager = model.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=config,
+        continuous_batching_config=limits(400, 16, max_batch_tokens=2048),
+    )
+    prompts = ragged_prompts((9, 70, 70, 64, 3))
+    with manager:
+        for options in kinds * 2:  # a prompt's graph is captured when its size comes again
+            names = [
+                manager.add_request(prompt, max_new_tokens=12, top_logprobs=best, logprobs_mode=mode, **options)
+                for prompt, (best, mode) in zip(prompts, asked, strict=True)
+            ]
+            for name, (best, mode) in zip(names, asked, strict=True):
+                check(model, manager.get_result(name, timeout=60), best, mode, options, tolerance=1e-4)
 
 
 def test_half_precision_runs() -> None:
