@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,6 +93,17 @@ def assert_requests_as_plain(target: PreTrainedModel, drafter: Any, tree: Any, m
     assert outputs == [text.tolist() for text in expected]
 
 
+WIDE = (*((rank,) for rank in range(10)), (0, 0), (0, 0, 0))
+"""Paths of a tree with many children of the root, of which one may well be accepted."""
+
+
+def wide_tree(logits: Callable[[list[int]], torch.Tensor]) -> list[int]:
+    """The tokens of a tree `WIDE` by logits after a path."""
+    tokens = logits([]).topk(10).indices.tolist()
+    below = int(logits(tokens[:1]).argmax())
+    return [*tokens, below, int(logits([tokens[0], below]).argmax())]
+
+
 def assert_captured_drafts(
     monkeypatch: pytest.MonkeyPatch,
     target: PreTrainedModel,
@@ -102,7 +114,7 @@ def assert_captured_drafts(
 ) -> None:
     """
     The prompts of `padded_prompts` in flight, read in chunks, which end one after the other: texts are those of plain
-    `generate`, and every chain that captured steps draft is that of logits `from_scratch` of a text and a path below.
+    `generate`, and every tree that captured steps draft is that of logits `from_scratch` of a text and a path below.
 
     Args:
         kind (`type`): class of the draft in captured steps.
@@ -119,7 +131,7 @@ def assert_captured_drafts(
         return draft
 
     monkeypatch.setattr(kind, "propose", noted)
-    config = SpeculativeConfig(tree=TokenTree.chain(4), cuda_graphs=True, disable_by_batch_size=limit)
+    config = SpeculativeConfig(tree=TokenTree(WIDE), cuda_graphs=True, disable_by_batch_size=limit)
     limited = limits(num_blocks=60, max_batch_tokens=8)
     manager = manager_of(target, draft, tree=None, speculative_config=config, continuous_batching_config=limited)
     prompts = [row[mask == 1].tolist() for row, mask in zip(*padded_prompts().values(), strict=True)]
@@ -127,6 +139,7 @@ def assert_captured_drafts(
         for prompt, number in zip(prompts, (8, 12, 20), strict=True):
             manager.add_request(prompt, max_new_tokens=number)
         outputs = [manager.get_result(timeout=60) for _ in prompts]
+    accepted = manager.engine.metrics.num_accepted_tokens
     texts = [output.prompt_ids + output.generated_tokens for output in outputs]
     for output in outputs:
         number = len(output.generated_tokens)
@@ -134,11 +147,7 @@ def assert_captured_drafts(
     compared = 0
     for (length, *tail), tokens in drafted.items():
         own = [text[:length] for text in texts if len(text) >= length and text[length - len(tail) : length] == tail]
-        expected = [
-            [int(from_scratch(text, tokens[:level]).argmax()) for level in range(len(tokens))]
-            for text in own
-            if tokens
-        ]
+        expected = [wide_tree(partial(from_scratch, text)) for text in own if tokens]
         assert not expected or tokens in expected
         compared += len(expected)
-    assert compared > 5
+    assert compared > 2 and (accepted > 0 or limit is not None)
