@@ -57,7 +57,7 @@ class DevicePagedCache(PagedCache):
         self.pool, self.device, self.graphs = source.pool, source.device, None
         self._tables_tensor, self.lengths = tables, [0] * len(tables)
         self._ranges: dict[int, torch.Tensor] = {}
-        self._of_static_nodes: dict[Any, torch.Tensor] = {}
+        self._static_nodes: dict[int, tuple[torch.Tensor, dict[Any, torch.Tensor]]] = {}
         self.state_layers = states_among(self.layers)
         if self.state_layers:
             self.state_rows, self._paths = state_slots, source.pending_paths()
@@ -80,8 +80,10 @@ class DevicePagedCache(PagedCache):
         finally:
             self.at(lengths)
 
-    static_ancestors: torch.Tensor | None = None
-    """The `ancestors` of a step with the same tree in every run, of whose nodes states compute some things once."""
+    def note_static(self, ancestors: torch.Tensor) -> None:
+        """Takes note of `ancestors` that are the same in every run: states compute what they need of these once."""
+        if self.state_layers:
+            self._static_nodes.setdefault(id(ancestors), (ancestors, {}))
 
     def follow(
         self,
@@ -93,7 +95,7 @@ class DevicePagedCache(PagedCache):
         """Lets state layers run over the nodes of a tree by the kernels, which commit what is pending."""
         assert by_kernel and self.state_rows is not None
         self.topology = NodeTopology(ancestors, max_depth=self.max_depth)
-        of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
+        _, of_nodes = self._static_nodes.get(id(ancestors), (None, None))
         self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
 
     def keep_states(self, path: torch.Tensor, accepted: torch.Tensor, is_nan: torch.Tensor) -> None:

@@ -260,6 +260,12 @@ class DraftModelDrafter(Drafter):
 class CapturedDraftModel(GrowingDraft):
     """A draft model, whose cache has all tokens after the step, root included."""
 
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.cache.note_static(self.chain[0])
+        is_static = isinstance(self.tree, TokenTree)
+        self.drafter.reread = RereadNodes(self.cache.note_static if is_static else None)
+
     def propose(self, warp: Warp | None) -> DraftTree:
         rows = self.rows
         self.cache.at(rows.lengths - rows.counts)

@@ -159,7 +159,7 @@ class InFlightStep(CapturedStep):
             depths, drafted = topology.depths, torch.zeros_like(rows.lengths)
         cache.at(rows.lengths - 1)
         if topology.is_static:
-            cache.static_ancestors = topology.ancestors
+            cache.note_static(topology.ancestors)
         cache.max_depth = depth
         features = None
         with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
