@@ -44,7 +44,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
             request.tokens[-1] = draws.randint(3, 60)
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
-        values = RowValues([Verifier.GREEDY] * len(loaded), *[counts] * 5, draft_temperature=[1.0] * len(loaded))
+        values = RowValues([Verifier.GREEDY] * len(loaded), *[counts] * 6, draft_temperature=[1.0] * len(loaded))
         fresh = InFlightRows(size, torch.device("cpu"), 0)
         for one in (rows, fresh):
             one.load(loaded, values)

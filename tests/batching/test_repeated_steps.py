@@ -47,6 +47,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
             kinds=[Verifier.GREEDY] * len(requests),
             room=[max(request.room, 0) if depth else 0 for request in requests],
             counts=counts,
+            draft_slots=[-1] * len(requests),
             places=[2 + number for number in range(len(requests))],
             slots=slots,
             slot_steps=[int(keeps_features)] * len(requests),
