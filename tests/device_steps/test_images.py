@@ -15,6 +15,7 @@ from support.parity import IRREGULAR
 from transformers import LlamaModel, LlavaForConditionalGeneration
 
 from hf_specdec import SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec.compat import CACHE
 
 
 CALL = {"max_new_tokens": 20, "do_sample": False}
@@ -73,11 +74,12 @@ class ScaledLlava(LlavaForConditionalGeneration):
         attention_mask: Any = None,
         position_ids: Any = None,
         past_key_values: Any = None,
+        cache: Any = None,  # its name in other releases of transformers
         scale: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        given = input_ids, pixel_values, attention_mask, position_ids, past_key_values
-        return super().forward(*given, scale=scale, **kwargs)
+        kwargs[CACHE] = past_key_values if cache is None else cache
+        return super().forward(input_ids, pixel_values, attention_mask, position_ids, scale=scale, **kwargs)
 
 
 def test_inputs_of_every_step(steps: Steps) -> None:
