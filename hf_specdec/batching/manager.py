@@ -114,9 +114,9 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        self._loop.prepare = lambda: warm_up(self.engine, self._requests_of_nobody, lambda: self._loop.may_go_on)
+        self._loop.prepare = lambda: warm_up(self.engine, self._dummy_requests, lambda: self._loop.may_go_on)
 
-    def _requests_of_nobody(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
+    def _dummy_requests(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
         """Dummy requests with prompts of `length` tokens (default: `WARM_UP_PROMPT`); none if these are too long."""
         length = WARM_UP_PROMPT if length is None else length
         most = self._admission.most_tokens - length

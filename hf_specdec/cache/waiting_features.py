@@ -44,9 +44,9 @@ class WaitingFeatures:
     """The two numbers of features that may wait per request, see `capacity_for`."""
     MOST_BYTES = 256 * 2**20
     """Most bytes of all places with the larger capacity."""
-    NOBODY = 0
+    DUMMY = 0
     """The place that rows without one read from; it is never written."""
-    UNWANTED = 1
+    TRASH = 1
     """The place that rows without one write to; it is never read."""
 
     def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype, capacity: int):
@@ -93,9 +93,9 @@ class WaitingFeatures:
         return place * self.capacity
 
     @property
-    def unwanted_slot(self) -> int:
-        """The first slot of `UNWANTED`."""
-        return self.first_slot(self.UNWANTED)
+    def trash_slot(self) -> int:
+        """The first slot of `TRASH`."""
+        return self.first_slot(self.TRASH)
 
     def count(self, request: Request) -> int:
         """Number of features of a request that wait."""

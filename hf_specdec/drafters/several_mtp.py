@@ -146,8 +146,8 @@ class CapturedSeveralMtp(CapturedFeatures):
         rows, drafter = self.rows, self.drafter
         drafter.root_states = self._outputs.index_select(0, rows.places)[:, None]
         states: Any = super().read_rows(tokens, features, counts, *depths)
-        is_read = (counts > 0) & (rows.slot_steps == 0) & (rows.places != WaitingFeatures.NOBODY)
-        places = torch.where(is_read, rows.places, WaitingFeatures.UNWANTED)
+        is_read = (counts > 0) & (rows.slot_steps == 0) & (rows.places != WaitingFeatures.DUMMY)
+        places = torch.where(is_read, rows.places, WaitingFeatures.TRASH)
         self._outputs.index_copy_(0, places, states[:, 0])
         return states
 

@@ -220,7 +220,7 @@ def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatc
         before = self._store.held.clone()
         launch(self)
         changed = (self._store.held != before).flatten(1).any(dim=1).nonzero().flatten().tolist()
-        written.append({*changed} <= {*self.rows.places.tolist(), WaitingFeatures.UNWANTED})
+        written.append({*changed} <= {*self.rows.places.tolist(), WaitingFeatures.TRASH})
 
     monkeypatch.setattr(InFlightStep, "launch", noted)
     late = [(0, None), (10**6, TokenTree.chain(2))]
@@ -237,7 +237,7 @@ def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatc
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=40)
         store = manager.engine.drafting.features
     assert len(written) > 20 and all(written)
-    assert store is not None and not store.held[store.NOBODY].any() and store.held[store.UNWANTED].any()
+    assert store is not None and not store.held[store.DUMMY].any() and store.held[store.TRASH].any()
 
 
 def test_the_limit() -> None:

@@ -159,7 +159,7 @@ def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
         drafted = manager.get_result(manager.add_request(prompts[1], max_new_tokens=30), timeout=100)
         assert drafted.generated_tokens == text_alone(target, prompts[1], max_new_tokens=30)
         store = manager.engine.drafting.features
-    assert len(repeats) > 80 and slots == {store.unwanted_slot}
+    assert len(repeats) > 80 and slots == {store.trash_slot}
     assert_nothing_left(manager)
 
 

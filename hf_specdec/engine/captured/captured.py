@@ -40,10 +40,10 @@ class CapturedStep(ABC):
 
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize):
         store = drafting.features
-        unwanted_slot = 0 if store is None else store.unwanted_slot
+        trash_slot = 0 if store is None else store.trash_slot
         self._target: Any = target
         self._models: Any = (target.model, *drafting.parts)
-        self.rows = InFlightRows(size, target.device, unwanted_slot, target.adapters.index)
+        self.rows = InFlightRows(size, target.device, trash_slot, target.adapters.index)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None

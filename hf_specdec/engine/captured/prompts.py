@@ -288,13 +288,13 @@ class DevicePrompts:
             request.options.verifier(False) if begin else Verifier.RESTS
             for request, begin in zip(requests, begins, strict=True)
         ]
-        slots, places = [0] * len(requests), [WaitingFeatures.NOBODY] * len(requests)
+        slots, places = [0] * len(requests), [WaitingFeatures.DUMMY] * len(requests)
         if store is not None:
             speculates = [request.options.plan is not None for request in requests]
             of_requests = zip(requests, speculates, strict=True)
-            places = [store.place(one) if own else WaitingFeatures.NOBODY for one, own in of_requests]
+            places = [store.place(one) if own else WaitingFeatures.DUMMY for one, own in of_requests]
             slots = [
-                store.first_slot(place) if own and begin else store.unwanted_slot
+                store.first_slot(place) if own and begin else store.trash_slot
                 for place, own, begin in zip(places, speculates, begins, strict=True)
             ]
         nothing = [0] * len(requests)

@@ -80,14 +80,14 @@ class InFlightRows:
     Args:
         size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
-        unwanted_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
+        trash_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
         adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
     """
 
     def __init__(
-        self, size: StepSize, device: torch.device, unwanted_slot: int, adapters: Mapping[Choice, int] | None = None
+        self, size: StepSize, device: torch.device, trash_slot: int, adapters: Mapping[Choice, int] | None = None
     ):
-        self.size, self.device, self._unwanted_slot = size, device, unwanted_slot
+        self.size, self.device, self._trash_slot = size, device, trash_slot
         self._adapter_index = {} if adapters is None else adapters
         rows, new = size.rows, size.depth + 1
         moving = {
@@ -176,10 +176,10 @@ class InFlightRows:
         host = self._host
         for name in ("room", "kinds", "slot_steps", "top_k", "adapters", "tail", "position_shifts"):
             host[name][first:] = 0
-        host["places"][first:] = WaitingFeatures.NOBODY
+        host["places"][first:] = WaitingFeatures.DUMMY
         for name in ("state_slots", "draft_slots"):
             host[name][first:] = -1
-        host["slots"][first:] = self._unwanted_slot
+        host["slots"][first:] = self._trash_slot
         for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head's cache is one token behind
@@ -301,8 +301,8 @@ class InFlightRows:
 
     def keep_nothing(self) -> None:
         """Lets no row have a slot for states, or a place or slot for features, until rows are loaded again."""
-        self.places.fill_(WaitingFeatures.NOBODY)
-        self.slots.fill_(self._unwanted_slot)
+        self.places.fill_(WaitingFeatures.DUMMY)
+        self.slots.fill_(self._trash_slot)
         self.state_slots.fill_(-1)
         self.draft_slots.fill_(-1)
 

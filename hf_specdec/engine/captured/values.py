@@ -100,10 +100,10 @@ class ValuesOfRows:
         step. `lags` has the requests all of whose features are read in it; `waits` has the number of waiting features
         of each row.
         """
-        store, places = self._drafting.features, [WaitingFeatures.NOBODY] * len(own)
+        store, places = self._drafting.features, [WaitingFeatures.DUMMY] * len(own)
         if store is None:
             return places, [0] * len(own)
-        slots = [store.unwanted_slot] * len(own)
+        slots = [store.trash_slot] * len(own)
         if max(waits) + new > store.capacity:
             self._drafting.make_room([one for one in own if one not in lags], new)
             waits = store.counts(own)
