@@ -307,7 +307,7 @@ class Engine:
             of_groups = {row: group.asked.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
-            flags = {"only_read": outcome.only_read, "was_put_off": outcome.was_put_off}
+            flags = {"only_read": outcome.only_read, "was_deferred": outcome.was_deferred}
             self.choices.end_device_step(trees, paths, seconds, **flags, told=outcome.told)
         self.books.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.

@@ -198,7 +198,7 @@ class TreeChoices:
         paths: list[list[int] | None],
         seconds: float | None,
         only_read: bool = False,
-        was_put_off: bool = False,
+        was_deferred: bool = False,
         told: Mapping[int, Told] = MappingProxyType({}),
     ) -> None:
         """
@@ -211,7 +211,7 @@ class TreeChoices:
                 without room, which does not count as a rejection.
             seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
             only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
-            was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+            was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
             told (`Mapping[int, Told]`): by row what the draft told of its acceptance.
         """
         for asked, rows in self._asked.items():
@@ -227,8 +227,8 @@ class TreeChoices:
                     choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read, its)
                     if ways is not None:
                         choice.learning.acceptance = ways.planned
-                    if was_put_off and not drafted:
-                        choice.put_off()
+                    if was_deferred and not drafted:
+                        choice.defer()
 
 
 def _tree_of_ways(choice: TreeChoice) -> TokenTree | DynamicTree | None:

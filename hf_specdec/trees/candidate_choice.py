@@ -254,7 +254,7 @@ class CandidateChoice(TreeChoice):
             self.times.add(tree, seconds)
         self._account(tree, paths, seconds)
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
         if self.tree is not None:
             self._to_try.insert(0, self.tree)

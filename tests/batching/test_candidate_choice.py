@@ -297,7 +297,7 @@ def test_what_a_head_reads_for_a_look_is_paid_for(share_timed: float) -> None:
         is_timed = draws.random() < share_timed
         choice.end_whole_step(None if only_read else tree, [path], took if is_timed else None, only_read)
         if only_read:
-            choice.put_off()
+            choice.defer()
         tokens, spent = tokens + 1 + len(path), spent + took
     assert looks > 10
     assert tokens / spent > 0.98

@@ -45,7 +45,7 @@ class StepPart:
         groups (`list[DraftGroup]`): the rows that are drafted for.
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
-        was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
+        was_deferred (`bool`): whether rows lost their trees in this step because the head must read first.
         shapes (`bool`): whether the tree's nodes are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the step reports what was offered on the accepted path; see `DraftRequest`.
         wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
@@ -58,7 +58,7 @@ class StepPart:
     groups: list[DraftGroup] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
-    was_put_off: bool = False
+    was_deferred: bool = False
     shapes: bool = False
     reports_ranks: bool = False
     wanted: StepKey | None = None
@@ -76,7 +76,7 @@ class StepPart:
 
     @cached_property
     def own(self) -> list[Request]:
-        """The requests of all its rows, which stay the same once the part is complete: `put_off` keeps their order."""
+        """The requests of all its rows, which stay the same once the part is complete: `defer` keeps their order."""
         return self.of(self.rows)
 
     @property
@@ -100,9 +100,9 @@ class StepPart:
         """All rows, beginning with the rows that are drafted for."""
         return self.drafted + self.plain
 
-    def put_off(self, reading: list[int]) -> None:
+    def defer(self, reading: list[int]) -> None:
         """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
-        self.was_put_off = bool(self.groups)
+        self.was_deferred = bool(self.groups)
         self.plain, self.groups, self.tree, self.draws, self.shapes = self.rows, [], None, False, False
         self.reports_ranks = False
         self.reading = reading
@@ -128,7 +128,7 @@ class Outcome:
             (`time.perf_counter`).
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
-        was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
         told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it, where the step's
             own choice of nodes makes this worth a report.
         learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
@@ -146,7 +146,7 @@ class Outcome:
     came_at: float = 0.0
     captured: bool = False
     only_read: bool = False
-    was_put_off: bool = False
+    was_deferred: bool = False
     told: dict[int, Told] = field(default_factory=dict)
     learnt: set[DraftTemperature] = field(default_factory=set)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)

@@ -340,7 +340,7 @@ class DeviceSteps:
             outcome.features.append((part.rows, part.step.features[: len(part.rows)].clone()))
         read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
         self._drafting.note_proposed(part.of(read))
-        outcome.was_put_off |= part.was_put_off
+        outcome.was_deferred |= part.was_deferred
         outcome.only_read |= bool(part.reading)
 
     def _take(self, part: StepPart, outcome: Outcome) -> None:

@@ -33,7 +33,7 @@ class ValuesOfRows:
     def of(self, part: StepPart, read_width: int, size: int) -> tuple[int, RowValues]:
         """
         Most unread tokens per row that the draft reads in the part's step, and the values of its rows. Where an EAGLE
-        head must read before it can draft, the part drafts nothing in this step (`StepPart.put_off`).
+        head must read before it can draft, the part drafts nothing in this step (`StepPart.defer`).
 
         Args:
             read_width (`int`): least width at which heads read in every step; 0: they read when they have to.
@@ -41,7 +41,7 @@ class ValuesOfRows:
         """
         lag, waits = self._lag_of(part, size), self._waiting(part)
         if self._reads_first(part, lag, waits, read_width):
-            part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
+            part.defer([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             store: Any = self._drafting.features
             lag = store.width_for(max(read_width, *waits))
         return lag, self._row_values(part, lag, waits)
