@@ -37,7 +37,7 @@ PASSAGES = (
     "corner for children. It was paid for by the town and by more than three hundred donors. The head librarian "
     "said that visitors had asked for a quiet place to read for many years. The reading room is open from nine to "
     "six on weekdays and from ten to four on Saturdays. The old reading room will become a workshop for learning "
-    "to repair books.",
+    "to repair bookkeeping.",
     "Sourdough bread is made with flour, water, salt and a starter. The starter is a mixture of flour and water "
     "in which wild yeast and bacteria live. The baker mixes the starter with flour and water and lets the dough "
     "rise for several hours. Then the baker folds the dough, shapes it and lets it rise again overnight in a cold "

@@ -274,7 +274,7 @@ class RequestLoop:
                 self.prepare = prepare
         except Exception as error:  # any error: requests are served without it
             for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:  # dummies alone
-                self.engine.books.mark_nan([request])
+                self.engine.bookkeeping.mark_nan([request])
                 self.engine.end(request)
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
@@ -373,7 +373,7 @@ class RequestLoop:
             for request in left:
                 request.fail(error)
                 with suppress(Exception):  # an error of the device lasts, and must not keep results back
-                    self.engine.books.mark_nan([request])
+                    self.engine.bookkeeping.mark_nan([request])
                     self.engine.end(request)
         return outputs + [request.to_generation_output() for request in left]
 

@@ -22,12 +22,12 @@ class Acceptance:
 
     Args:
         ranks (`Ranks`): the processes that make the same steps.
-        books (`Bookkeeping`): takes note of rows that a draft has spoiled.
+        bookkeeping (`Bookkeeping`): takes note of rows that a draft has spoiled.
         temperatures (`DraftTemperatures`): draft temperatures, which learn from what is accepted.
     """
 
-    def __init__(self, ranks: Ranks, books: Bookkeeping, temperatures: DraftTemperatures):
-        self._ranks, self._books, self._temperatures = ranks, books, temperatures
+    def __init__(self, ranks: Ranks, bookkeeping: Bookkeeping, temperatures: DraftTemperatures):
+        self._ranks, self._bookkeeping, self._temperatures = ranks, bookkeeping, temperatures
         self._seed: int | None = None
         self._num_noises = 0
 
@@ -60,7 +60,7 @@ class Acceptance:
         logprobs = StepLogprobs(requests, logits)
         distribution = TargetDistribution(requests, logits, self._ranks.agree, logprobs.record)
         spoiled = _spoiled_rows(requests, draft, logits)
-        self._books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
+        self._bookkeeping.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         parts: list[tuple[Verifier, list[int], Any]] = []
         for group in groups if draft.num_nodes > 0 else ():

@@ -76,7 +76,7 @@ class Engine:
         self.device_steps = DeviceSteps(
             self.target, self.drafting, cuda_graphs, graph_pool, compiles, compiles_whole, fewest_blocks
         )
-        self.books = Bookkeeping(self.target.cache, self.drafting)
+        self.bookkeeping = Bookkeeping(self.target.cache, self.drafting)
         """Tokens, counts and caches of the requests."""
         self.prefixes = PrefixCache(self.target.cache, self.drafting, self.ranks, shares_prefixes)
         """Blocks of texts that begin alike."""
@@ -90,7 +90,7 @@ class Engine:
             widths=self.target.widths,
             pads=self.device_steps.prompts.can_read,
             on_release=self.drafting.forget,
-            on_nan=self.books.mark_nan,
+            on_nan=self.bookkeeping.mark_nan,
         )
         device_steps = self.device_steps
         self.choices = TreeChoices(
@@ -105,7 +105,7 @@ class Engine:
         """When the last captured step's report came (`time.perf_counter`); None if anything else has run since."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.temperatures = DraftTemperatures()
-        self.acceptance = Acceptance(self.ranks, self.books, self.temperatures)
+        self.acceptance = Acceptance(self.ranks, self.bookkeeping, self.temperatures)
         self._num_runs = 0
         self.present_run: int | None = None
         """Number of the present `running` context, inside which nobody changes the models; None outside."""
@@ -158,21 +158,21 @@ class Engine:
     def forget_temperatures(self) -> None:
         """Lets draft temperatures be learnt from the start."""
         self.temperatures = DraftTemperatures()
-        self.acceptance = Acceptance(self.ranks, self.books, self.temperatures)
+        self.acceptance = Acceptance(self.ranks, self.bookkeeping, self.temperatures)
 
     @property
     def metrics(self) -> SpeculationMetrics:
         """Speculation counts of all requests so far; see `Bookkeeping`."""
-        return self.books.metrics
+        return self.bookkeeping.metrics
 
     @property
     def num_tokens_generated(self) -> int:
         """Number of tokens generated for all requests so far."""
-        return self.books.num_tokens_generated
+        return self.bookkeeping.num_tokens_generated
 
     def reset_counts(self) -> None:
         """Sets metrics, step, token and preemption counts to zero."""
-        self.books.reset()
+        self.bookkeeping.reset()
         self.num_steps = self.num_tokens_read = self.scheduler.num_preemptions = 0
         self.prefixes.reset_counts()
 
@@ -282,17 +282,17 @@ class Engine:
             if row in outcome.left_out:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
-            taken = self.books.append(request, tokens)
+            taken = self.bookkeeping.append(request, tokens)
             request.logprobs += outcome.logprobs.get(row, [])[:taken]
             if taken < len(tokens) and not self.runs_ahead:
                 self.target.cache.limit_states(request.table, taken)
             if request.error is not None or row in outcome.spoiled:
                 walk.paths[row] = None
                 continue
-            self.books.num_tokens_generated += taken
+            self.bookkeeping.num_tokens_generated += taken
             walk.paths[row] = path = path[:taken]
             self.target.cache.note_length(request.table, request.length - 1)
-            self.books.count(request, len(path), outcome.drafted.get(row))
+            self.bookkeeping.count(request, len(path), outcome.drafted.get(row))
         for rows, features in outcome.features:
             kept = [[] if (own := walk.paths[row]) is None else list(range(len(own) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
@@ -309,11 +309,11 @@ class Engine:
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             flags = {"only_read": outcome.only_read, "was_deferred": outcome.was_deferred}
             self.choices.end_device_step(trees, paths, seconds, **flags, told=outcome.told)
-        self.books.mark_nan_of_failed(requests)
+        self.bookkeeping.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.
-        self.books.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
+        self.bookkeeping.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
         if outcome.spoiled:
-            self.books.refuse_spoiled([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
+            self.bookkeeping.refuse_spoiled([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """

@@ -107,16 +107,16 @@ class RequestStep:
         return self._engine.acceptance.accept(self._requests, draft, self._groups, outputs.logits)
 
     def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:
-        engine, requests, books = self._engine, self._requests, self._engine.books
+        engine, requests, bookkeeping = self._engine, self._requests, self._engine.bookkeeping
         drafted = {row for group in self._groups for row in group.rows}
         drafted |= {row for row, request in enumerate(requests) if request.options.grammar and draft.num_valid(row)}
-        books.append_last(requests, walk)
+        bookkeeping.append_last(requests, walk)
         for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
             if path is not None:
-                books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
+                bookkeeping.count(request, len(path), draft.num_valid(row) if row in drafted else None)
         engine.target.cache.keep(walk.paths)
         engine.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        books.mark_nan_of_failed(requests)
+        bookkeeping.mark_nan_of_failed(requests)
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._engine.speculates:

@@ -56,8 +56,8 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
     if begun:
         no_draft = DraftTree.empty(len(rows), engine.target.device)
         walk = engine.acceptance.accept(begun, no_draft, [], logits[rows, None])
-        engine.books.append_last(begun, walk)
-        engine.books.mark_nan_of_failed(begun)
+        engine.bookkeeping.append_last(begun, walk)
+        engine.bookkeeping.mark_nan_of_failed(begun)
         engine.prefixes.read(begun)
     return begun
 
@@ -71,7 +71,7 @@ def _refuse_inputs(engine: Engine, requests: list[Request], error: Exception) ->
         engine.target.features.drop()
     for request in requests:
         request.fail(error, by_its_options=True)
-    engine.books.mark_nan_of_failed(requests)
+    engine.bookkeeping.mark_nan_of_failed(requests)
     return requests
 
 
@@ -85,8 +85,8 @@ def _launched(engine: Engine, chunk: Chunk, report: PromptReport) -> list[Launch
 def _begin(engine: Engine, launched: list[LaunchedPrompts]) -> list[Request]:
     """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
     for reading in launched:
-        engine.books.append_last(reading.requests, reading.walk())
+        engine.bookkeeping.append_last(reading.requests, reading.walk())
     begun = [request for reading in launched for request in reading.requests]
-    engine.books.mark_nan_of_failed(begun)
+    engine.bookkeeping.mark_nan_of_failed(begun)
     engine.prefixes.read(begun)
     return begun
