@@ -53,7 +53,7 @@ ANY_VERSION = (
     "batching/test_scheduler.py",
     "batching/test_soak.py",
     "batching/test_starts_and_ends.py",
-    "batching/test_waiting_features.py",
+    "batching/test_pending_features.py",
     "batching/test_warming_up.py",
     "batching/test_weights.py",
     "benchmarking",

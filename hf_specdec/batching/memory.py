@@ -1,4 +1,4 @@
-"""Memory that K/V and waiting features take on each device, and memory that is free there."""
+"""Memory that K/V and pending features take on each device, and memory that is free there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import sizes
-from ..cache.waiting_features import WaitingFeatures
+from ..cache.pending_features import PendingFeatures
 from ..checkpoints.pretrained import PublishedModel
 from ..drafters.heads import dtype_in_use
 from ..models.structure import execution_device
@@ -35,7 +35,7 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
 def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
     """
     Bytes of the recurrent and convolutional states of each of `max_requests` requests, of what steps leave pending of
-    them, and of waiting features on each device with a head that reads them; see `WaitingFeatures`.
+    them, and of pending features on each device with a head that reads them; see `PendingFeatures`.
     """
     total: Counter[torch.device] = Counter()
     for model in models:
@@ -43,7 +43,7 @@ def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> d
         total += sizes.bytes_of_states(model, dtype_in_use(model, models[0]))
         if isinstance(model, PublishedModel):
             size = model.config.feature_size * dtype_in_use(model, models[0]).itemsize
-            total[execution_device(model)] += WaitingFeatures.capacity_for(max_requests, size) * size
+            total[execution_device(model)] += PendingFeatures.capacity_for(max_requests, size) * size
     return dict(total)
 
 

@@ -32,7 +32,7 @@ class Case:
         number (`int`): number of requests.
         do_sample (`bool`): whether the requests are sampled.
         length (`int`, *optional*): prompt length in tokens; by default a few tokens.
-        read_width (`int`): width at which an EAGLE head reads its waiting features in every step; 0: it need not read.
+        read_width (`int`): width at which an EAGLE head reads its pending features in every step; 0: it need not read.
     """
 
     tree: TokenTree | DynamicTree | None

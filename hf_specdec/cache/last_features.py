@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .waiting_features import WaitingFeatures
+from .pending_features import PendingFeatures
 
 
 if TYPE_CHECKING:
     from ..engine.request import Request
 
 
-class LastFeatures(WaitingFeatures):
+class LastFeatures(PendingFeatures):
     """
     A store whose places hold the newest feature alone, for drafts that read no earlier ones: nothing waits to be read,
     and there is always room.

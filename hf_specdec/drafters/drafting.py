@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache.paged_cache import PagedCache
-from ..cache.waiting_features import WaitingFeatures
+from ..cache.pending_features import PendingFeatures
 from ..forwards.tree_forward import TreeForward
 from ..kernels import DTYPES
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
@@ -164,7 +164,7 @@ class Drafting(ABC):
     """Whether the draft estimates its acceptance before a tree grows; see `FeatureDrafter.confidence`."""
     most_levels = sys.maxsize
     """Most levels of a tree that the draft can grow in a captured step."""
-    features: WaitingFeatures | None = None
+    features: PendingFeatures | None = None
     """Store of target features that an EAGLE head has not read yet; None if the draft keeps none on the device."""
 
     def make_store(self) -> None:

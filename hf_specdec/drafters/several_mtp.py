@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cache.waiting_features import WaitingFeatures
+from ..cache.pending_features import PendingFeatures
 from ..forwards.node_inputs import causal_chain
 from ..mtp import MtpHead
 from ..sequences import Rows
@@ -115,9 +115,9 @@ class SeveralMtpDrafter(MtpDrafter):
             return self.forward(tokens, *nodes, **options).hidden_states
 
     def propose_from(self, sequences: Rows, features: torch.Tensor, counts: list[int]) -> DraftTree | None:
-        self.root_states, self._waiting = self.first_states, [(features, counts)]
+        self.root_states, self._pending = self.first_states, [(features, counts)]
         draft = self.propose(sequences)
-        self.sequences, self._waiting = None, []
+        self.sequences, self._pending = None, []
         return draft
 
 
@@ -146,8 +146,8 @@ class CapturedSeveralMtp(CapturedFeatures):
         rows, drafter = self.rows, self.drafter
         drafter.root_states = self._outputs.index_select(0, rows.places)[:, None]
         states: Any = super().read_rows(tokens, features, counts, *depths)
-        is_read = (counts > 0) & (rows.slot_steps == 0) & (rows.places != WaitingFeatures.DUMMY)
-        places = torch.where(is_read, rows.places, WaitingFeatures.TRASH)
+        is_read = (counts > 0) & (rows.slot_steps == 0) & (rows.places != PendingFeatures.DUMMY)
+        places = torch.where(is_read, rows.places, PendingFeatures.TRASH)
         self._outputs.index_copy_(0, places, states[:, 0])
         return states
 

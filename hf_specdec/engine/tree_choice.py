@@ -210,7 +210,7 @@ class TreeChoices:
             paths (`list`): the accepted nodes of every row; None for a row without a draft or without a result, as one
                 without room, which does not count as a rejection.
             seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
-            only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+            only_read (`bool`): whether an EAGLE head read pending features in the step for later trees.
             was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
             told (`Mapping[int, Told]`): by row what the draft told of its acceptance.
         """

@@ -99,7 +99,7 @@ class CandidateChoice(TreeChoice):
         self.explores = False
         """Whether the present step is an exploration: its tree is not the planned one."""
         self._reading = 0.0
-        """Extra seconds of the last step in which a head only caught up on waiting features."""
+        """Extra seconds of the last step in which a head only caught up on pending features."""
         self.most_nodes: int | None = None
         """Most draft tokens per row of the next step; None for no limit."""
         self.ready: frozenset[Any] | None = None
@@ -239,7 +239,7 @@ class CandidateChoice(TreeChoice):
             tree (`TokenTree` or `DynamicTree`, *optional*): tree of the step; None if it had none.
             paths (`list`): for every row the accepted nodes, or None if it rested.
             seconds (`float`, *optional*): duration of the step; None if the measurement is not valid.
-            only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on waiting features in the
+            only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on pending features in the
                 step, without drafting, so that it took longer than other steps with the tree. In an exploration the
                 extra time counts as lost.
             told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this; of a dynamic

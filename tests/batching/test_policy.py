@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.cache.waiting_features import WaitingFeatures
+from hf_specdec.cache.pending_features import PendingFeatures
 from hf_specdec.drafters.features import FeatureDrafting
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.policy import LoadPolicy
@@ -31,8 +31,8 @@ CAPACITY = 16
 @pytest.fixture(autouse=True)
 def least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few features may wait, so that short texts fill their places."""
-    monkeypatch.setattr(WaitingFeatures, "LEAST_CAPACITY", CAPACITY)
-    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", CAPACITY)
+    monkeypatch.setattr(PendingFeatures, "LEAST_CAPACITY", CAPACITY)
+    monkeypatch.setattr(PendingFeatures, "MOST_CAPACITY", CAPACITY)
 
 
 def make(model: PreTrainedModel, draft: Any, limit: int | None, **options: Any) -> SpeculativeBatchingManager:
@@ -123,14 +123,14 @@ def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None
 
 def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """While speculation is off a head reads now and then, many requests together."""
-    waiting, read, catch_up = [], [], FeatureDrafting._read_waiting
+    waiting, read, catch_up = [], [], FeatureDrafting._read_pending
 
     def noted(self: FeatureDrafting, requests: list[Any]) -> None:
-        waiting.extend(self._num_waiting(request) for request in self.features._places)
+        waiting.extend(self._num_pending(request) for request in self.features._places)
         read.append(len(requests))
         catch_up(self, requests)
 
-    monkeypatch.setattr(FeatureDrafting, "_read_waiting", noted)
+    monkeypatch.setattr(FeatureDrafting, "_read_pending", noted)
     target = trained_target()
     with make(target, trained_head(), 0) as manager:
         for prompt in trained_prompts()["prompts"][:4]:
@@ -147,13 +147,13 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
-    by_host, catch_up = [], FeatureDrafting._read_waiting
+    by_host, catch_up = [], FeatureDrafting._read_pending
 
     def noted(self: FeatureDrafting, requests: list[Any]) -> None:
         by_host.extend(requests)
         catch_up(self, requests)
 
-    monkeypatch.setattr(FeatureDrafting, "_read_waiting", noted)
+    monkeypatch.setattr(FeatureDrafting, "_read_pending", noted)
     model, draft, prompts = drafters(kind)
     model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)
@@ -220,7 +220,7 @@ def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatc
         before = self._store.held.clone()
         launch(self)
         changed = (self._store.held != before).flatten(1).any(dim=1).nonzero().flatten().tolist()
-        written.append({*changed} <= {*self.rows.places.tolist(), WaitingFeatures.TRASH})
+        written.append({*changed} <= {*self.rows.places.tolist(), PendingFeatures.TRASH})
 
     monkeypatch.setattr(InFlightStep, "launch", noted)
     late = [(0, None), (10**6, TokenTree.chain(2))]

@@ -37,13 +37,13 @@ class CapturedFeatures(GrowingDraft):
             tree = wide
         super().__init__(drafting, tree, rows, asked)
         drafter = self.drafter
-        self._waiting = drafting.features.held[:, : rows.size.lag]
+        self._pending = drafting.features.held[:, : rows.size.lag]
         self.held = [self.held, *drafter.constants]
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows, drafter = self.rows, self.drafter
         # For each token of a row's tail, the target's feature of the token before it.
-        starts, features = rows.lengths - 1 - rows.counts, self._waiting.index_select(0, rows.places)
+        starts, features = rows.lengths - 1 - rows.counts, self._pending.index_select(0, rows.places)
         if self.tree is None:
             self.read(starts, rows.tail, features, rows.counts)
             return DraftTree.empty(rows.size.rows, rows.device)

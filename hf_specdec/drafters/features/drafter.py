@@ -31,7 +31,7 @@ MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
 DEEPER = 2
 """Levels beyond those of the planned tree that a head estimates: every one costs a row of logits."""
-MOST_WAITING = 4096
+MOST_PENDING = 4096
 """Most features that wait for a forward while speculation is off, counted as steps times rows: bounds their memory."""
 
 
@@ -127,7 +127,7 @@ class FeatureDrafter(Drafter):
         storage = request.storage(self.head, sequences, self.most_slots(request.plan))
         cache = TreeCache(layers, sequences.batch_size, device, 2 * features.shape[1] + 256, storage)
         self.begin(cache, visible, shift, first)
-        self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
+        self._pending = [(features, [features.shape[1]] * sequences.batch_size)]
 
     def ask(self, request: DraftRequest) -> None:
         """Sets the request for the trees that follow, with its warpers translated to the head's draft vocabulary."""
@@ -141,7 +141,7 @@ class FeatureDrafter(Drafter):
         """
         self.device, self.cache, self.first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift, shift_of_all=first if visible is None else None)
-        self._waiting = []
+        self._pending = []
         self.root_states: Any = None
 
     def commit(self, paths: list[list[int] | None]) -> None:
@@ -152,8 +152,8 @@ class FeatureDrafter(Drafter):
             padded = [row + [0] * (most - len(row)) for row in kept]
             nodes = torch.tensor(padded, dtype=torch.long, device=self.device)
             features = features.gather(1, nodes[:, :, None].expand(-1, -1, features.shape[2]))
-        self._waiting.append((features, [len(row) for row in kept]))
-        if len(self._waiting) * len(paths) >= MOST_WAITING:
+        self._pending.append((features, [len(row) for row in kept]))
+        if len(self._pending) * len(paths) >= MOST_PENDING:
             self.catch_up(self.sequences)
 
     def wipe(self) -> None:
@@ -189,9 +189,9 @@ class FeatureDrafter(Drafter):
         the first `counts` of every sequence have not been forwarded. Nothing is kept of them here. If it returns None,
         they have not been forwarded.
         """
-        self.root_states, self._waiting = None, [(features, counts)]
+        self.root_states, self._pending = None, [(features, counts)]
         draft = self.propose(sequences)
-        self.sequences, self._waiting = None, []  # requests that are over are not kept alive
+        self.sequences, self._pending = None, []  # requests that are over are not kept alive
         return draft
 
     def catch_up(self, sequences: Rows) -> None:
@@ -200,26 +200,26 @@ class FeatureDrafter(Drafter):
         last row, which has the feature before the root, if the head computes any.
         """
         self.sequences = sequences
-        if not self._waiting:
+        if not self._pending:
             return
         done = self.cache.lengths
-        counts = [sum(counts) for counts in zip(*(counts for _, counts in self._waiting), strict=True)]
+        counts = [sum(counts) for counts in zip(*(counts for _, counts in self._pending), strict=True)]
         # A sequence that ended within an accepted path has more features than tokens.
         most = [length - 1 - self.first for length in self.sequences.lengths]
         counts = [min(count, end - start) for count, end, start in zip(counts, most, done, strict=True)]
         features = self._features_in_order()
-        self._waiting = []
+        self._pending = []
         for start in range(0, max(counts), LONGEST_FORWARD):
             self._forward_rows(features, done, counts, start, min(start + LONGEST_FORWARD, max(counts)))
 
     def _features_in_order(self) -> torch.Tensor:
-        """The waiting features of every sequence without gaps, `[batch, rows, feature_size]`."""
-        if len(self._waiting) == 1:
-            return self._waiting[0][0]
-        all_features = torch.cat([features for features, _ in self._waiting], dim=1)
+        """The pending features of every sequence without gaps, `[batch, rows, feature_size]`."""
+        if len(self._pending) == 1:
+            return self._pending[0][0]
+        all_features = torch.cat([features for features, _ in self._pending], dim=1)
         places: list[list[int]] = [[] for _ in self.sequences.lengths]
         offset = 0
-        for features, counts in self._waiting:
+        for features, counts in self._pending:
             for of_sequence, count in zip(places, counts, strict=True):
                 of_sequence.extend(range(offset, offset + count))
             offset += features.shape[1]

@@ -9,7 +9,7 @@ import torch
 
 from ...cache.blocks import BlockPool
 from ...cache.paged_cache import PagedCache
-from ...cache.waiting_features import WaitingFeatures
+from ...cache.pending_features import PendingFeatures
 from ...forwards.chunks import LONGEST_FORWARD
 from ...graphs import GraphPool
 from ...graphs.paged import PagedGraphs
@@ -63,7 +63,7 @@ class FeatureDrafting(CachedDrafting):
         return self.drafter.watching(target)
 
     def knows(self, request: Request) -> bool:
-        return self._num_waiting(request) > 0
+        return self._num_pending(request) > 0
 
     def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
         features, own, kept = self._take(requests, kept)
@@ -116,8 +116,8 @@ class FeatureDrafting(CachedDrafting):
         if self.features is None:
             most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
             size, dtype = self.drafter.head.config.feature_size, self.drafter.head.dtype
-            capacity = WaitingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
-            self.features = WaitingFeatures(most, size, self.drafter.device, dtype, capacity)
+            capacity = PendingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
+            self.features = PendingFeatures(most, size, self.drafter.device, dtype, capacity)
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         self.drafter.ask(asked)
@@ -132,15 +132,15 @@ class FeatureDrafting(CachedDrafting):
                 self.features.set_count(request, 0)
         return draft
 
-    def _num_waiting(self, request: Request) -> int:
+    def _num_pending(self, request: Request) -> int:
         return 0 if self.features is None else self.features.count(request)
 
-    def _read_waiting(self, requests: list[Request]) -> None:
-        """Lets the head read all waiting features of some requests but the last, which stays for the next tree."""
+    def _read_pending(self, requests: list[Request]) -> None:
+        """Lets the head read all pending features of some requests but the last, which stays for the next tree."""
         if not requests:
             return
         assert self.features is not None
-        counts = [self._num_waiting(request) for request in requests]
+        counts = [self._num_pending(request) for request in requests]
         ends = [self.cache.length_of(request.table) + count for request, count in zip(requests, counts, strict=True)]
         features = self.features.of(requests, self.features.width_for(max(counts)))
         self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
@@ -191,7 +191,7 @@ class FeatureDrafting(CachedDrafting):
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     captured_draft: type[CapturedFeatures] = CapturedFeatures
-    most_levels = WaitingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
+    most_levels = PendingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
     def tells(self) -> bool:  # type: ignore[override]
@@ -202,16 +202,16 @@ class FeatureDrafting(CachedDrafting):
         return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 
     def catch_up(self, requests: list[Request], most: int) -> None:
-        self._read_waiting([request for request in requests if self._num_waiting(request) > most])
+        self._read_pending([request for request in requests if self._num_pending(request) > most])
 
     def lags(self, requests: list[Request]) -> list[int]:
-        return [self._num_waiting(request) for request in requests]
+        return [self._num_pending(request) for request in requests]
 
     def make_room(self, requests: list[Request], count: int) -> None:
         store = self.features
         if store is not None and max(store.counts(requests), default=0) + count > store.capacity:
             most = min(store.capacity // 2, store.capacity - count)  # rows that will soon be full catch up as well
-            self._read_waiting([request for request in requests if store.count(request) > most])
+            self._read_pending([request for request in requests if store.count(request) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
         store: Any = self.features  # requests that do not speculate have no place in it

@@ -44,7 +44,7 @@ class StepPart:
         draws (`bool`): whether children are drawn.
         groups (`list[DraftGroup]`): the rows that are drafted for.
         plain (`list[int]`): the rows without drafts.
-        reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
+        reading (`list[int]`): plain rows whose pending features an EAGLE head reads in this step.
         was_deferred (`bool`): whether rows lost their trees in this step because the head must read first.
         shapes (`bool`): whether the tree's nodes are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the step reports what was offered on the accepted path; see `DraftRequest`.
@@ -101,7 +101,7 @@ class StepPart:
         return self.drafted + self.plain
 
     def defer(self, reading: list[int]) -> None:
-        """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
+        """Takes all rows' trees away in this step, so that an EAGLE head can read the pending features of some."""
         self.was_deferred = bool(self.groups)
         self.plain, self.groups, self.tree, self.draws, self.shapes = self.rows, [], None, False, False
         self.reports_ranks = False
@@ -127,7 +127,7 @@ class Outcome:
         launched_at (`float`), came_at (`float`): when the step was launched, and when its last report had come
             (`time.perf_counter`).
         captured (`bool`): whether a graph was captured first, which takes long.
-        only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+        only_read (`bool`): whether an EAGLE head read pending features in the step for later trees.
         was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
         told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it, where the step's
             own choice of nodes makes this worth a report.

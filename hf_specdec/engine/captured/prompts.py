@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...cache.waiting_features import WaitingFeatures
+from ...cache.pending_features import PendingFeatures
 from ...forwards.node_inputs import causal_chain
 from ...graphs import Branch
 from ...trees import DraftTree, Topology
@@ -288,11 +288,11 @@ class DevicePrompts:
             request.options.verifier(False) if begin else Verifier.RESTS
             for request, begin in zip(requests, begins, strict=True)
         ]
-        slots, places = [0] * len(requests), [WaitingFeatures.DUMMY] * len(requests)
+        slots, places = [0] * len(requests), [PendingFeatures.DUMMY] * len(requests)
         if store is not None:
             speculates = [request.options.plan is not None for request in requests]
             of_requests = zip(requests, speculates, strict=True)
-            places = [store.place(one) if own else WaitingFeatures.DUMMY for one, own in of_requests]
+            places = [store.place(one) if own else PendingFeatures.DUMMY for one, own in of_requests]
             slots = [
                 store.first_slot(place) if own and begin else store.trash_slot
                 for place, own, begin in zip(places, speculates, begins, strict=True)

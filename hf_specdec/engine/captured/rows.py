@@ -10,7 +10,7 @@ import torch
 
 from ...adapters import Choice
 from ...cache.blocks import ZERO_BLOCK, BlockTable
-from ...cache.waiting_features import WaitingFeatures
+from ...cache.pending_features import PendingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
 from ...verification import Verifier
 from ...verification.choosing import uniform
@@ -80,7 +80,7 @@ class InFlightRows:
     Args:
         size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
-        trash_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
+        trash_slot (`int`): the slot in `PendingFeatures` to which rows without a place write.
         adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
     """
 
@@ -140,9 +140,9 @@ class InFlightRows:
         self.counts: torch.Tensor = on_device["counts"]
         """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
         self.places: torch.Tensor = on_device["places"]
-        """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
+        """Place of each row's features in `PendingFeatures`, `[rows]` int64."""
         self.slots: torch.Tensor = on_device["slots"]
-        """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
+        """First slot for new features of each row in `PendingFeatures`, counted through all places, `[rows]` int64."""
         self.state_slots: torch.Tensor = on_device["state_slots"]
         """Slot of each row's states in the target's cache, `[rows]` int64; -1 for none."""
         self.draft_slots: torch.Tensor = on_device["draft_slots"]
@@ -176,7 +176,7 @@ class InFlightRows:
         host = self._host
         for name in ("room", "kinds", "slot_steps", "top_k", "adapters", "tail", "position_shifts"):
             host[name][first:] = 0
-        host["places"][first:] = WaitingFeatures.DUMMY
+        host["places"][first:] = PendingFeatures.DUMMY
         for name in ("state_slots", "draft_slots"):
             host[name][first:] = -1
         host["slots"][first:] = self._trash_slot
@@ -301,7 +301,7 @@ class InFlightRows:
 
     def keep_nothing(self) -> None:
         """Lets no row have a slot for states, or a place or slot for features, until rows are loaded again."""
-        self.places.fill_(WaitingFeatures.DUMMY)
+        self.places.fill_(PendingFeatures.DUMMY)
         self.slots.fill_(self._trash_slot)
         self.state_slots.fill_(-1)
         self.draft_slots.fill_(-1)

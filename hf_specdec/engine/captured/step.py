@@ -42,7 +42,7 @@ class StepKind:
         shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
         keeps_logits (`bool`): whether the logits of the accepted path are kept, for rows with a grammar.
-        reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
+        reads (`bool`): whether an EAGLE head reads pending features, without a tree.
         compiles (`bool`): whether forwards are compiled before the capture.
         compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
         best (`int`, *optional*): number of best tokens of which the step reports log-probabilities, beside those of
@@ -119,7 +119,7 @@ class InFlightStep(CapturedStep):
     def features(self) -> torch.Tensor | None:
         """
         Recorded features of the target at the root and the accepted nodes, `[rows, depth + 1, size]`; None if none are
-        recorded, or if they go to the draft's `WaitingFeatures`, after the features that wait there.
+        recorded, or if they go to the draft's `PendingFeatures`, after the features that wait there.
         """
         return self._features[0] if self._features else None
 

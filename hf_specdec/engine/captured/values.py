@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...cache.waiting_features import WaitingFeatures
+from ...cache.pending_features import PendingFeatures
 from ..request import Request
 from .parts import StepPart
 from .rows import RowValues
@@ -78,7 +78,7 @@ class ValuesOfRows:
         return 1 + max(part.depth, min(deepest, most))
 
     def _waiting(self, part: StepPart) -> list[int]:
-        """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
+        """Number of pending features of each of the part's rows; 0 without an EAGLE head."""
         store = self._drafting.features
         return [0] * len(part.rows) if store is None else store.counts(part.own)
 
@@ -96,11 +96,11 @@ class ValuesOfRows:
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
     ) -> tuple[list[int], list[int]]:
         """
-        Places of the rows' waiting features, and first slots for `new` more: after features that are not read in this
-        step. `lags` has the requests all of whose features are read in it; `waits` has the number of waiting features
+        Places of the rows' pending features, and first slots for `new` more: after features that are not read in this
+        step. `lags` has the requests all of whose features are read in it; `waits` has the number of pending features
         of each row.
         """
-        store, places = self._drafting.features, [WaitingFeatures.DUMMY] * len(own)
+        store, places = self._drafting.features, [PendingFeatures.DUMMY] * len(own)
         if store is None:
             return places, [0] * len(own)
         slots = [store.trash_slot] * len(own)

@@ -14,7 +14,7 @@ from support.heads import trained_head
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.batching.memory import bytes_per_request
-from hf_specdec.cache.waiting_features import WaitingFeatures
+from hf_specdec.cache.pending_features import PendingFeatures
 from hf_specdec.engine.captured import stored
 from hf_specdec.engine.captured.runner import DeviceSteps
 from hf_specdec.engine.captured.step import InFlightStep
@@ -25,14 +25,14 @@ from hf_specdec.engine.captured.step import InFlightStep
     [(4, 100, 256), (64, 2 * 3 * 576, 256), (256, 2 * 3 * 576, 256), (256, 2 * 3 * 4096, 64), (4096, 10**6, 64)],
 )
 def test_more_wait_where_they_take_little_memory(num_requests: int, num_bytes: int, capacity: int) -> None:
-    assert WaitingFeatures.capacity_for(num_requests, num_bytes) == capacity
+    assert PendingFeatures.capacity_for(num_requests, num_bytes) == capacity
 
 
 @pytest.mark.parametrize("most_bytes", [2**30, 0], ids=["large", "small"])
 def test_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
     pytest.importorskip("triton", reason="the kernels need triton")
     install_stand_in(monkeypatch, with_kernel=True)
-    monkeypatch.setattr(WaitingFeatures, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(PendingFeatures, "MOST_BYTES", most_bytes)
     target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(
         assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_requests_per_batch=3)
@@ -47,7 +47,7 @@ def test_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch, most_
 
 def test_dropped_steps_leave_features_that_they_have_not_read() -> None:
     """A row that is read has new features from its first slot on, another one after those that wait."""
-    store = WaitingFeatures(2, 1, torch.device("cpu"), torch.float32, 64)
+    store = PendingFeatures(2, 1, torch.device("cpu"), torch.float32, 64)
     drafted, plain = requests = [object(), object()]
     for request in requests:
         store.put([request], torch.ones(1, 5, 1), [5])
@@ -63,8 +63,8 @@ def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -
     """A full place is read whole, while speculation is off; few features are read at the least width."""
     pytest.importorskip("triton", reason="the kernels need triton")
     install_stand_in(monkeypatch, with_kernel=True)
-    monkeypatch.setattr(WaitingFeatures, "LEAST_CAPACITY", 16)
-    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", 32)
+    monkeypatch.setattr(PendingFeatures, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(PendingFeatures, "MOST_CAPACITY", 32)
     monkeypatch.setattr(stored, "PATIENCE", 0)  # no larger graph stands in
     reads: list[tuple[int, int]] = []
     launch = InFlightStep.launch

@@ -27,7 +27,7 @@ class Place:
     count: int = 0
 
 
-class WaitingFeatures:
+class PendingFeatures:
     """
     A store of target features, with a place for `capacity` features per request. Captured steps read features from it
     and write new ones after the unread ones; the host keeps the counts. A full place makes the head read, as now and
@@ -108,11 +108,11 @@ class WaitingFeatures:
         return [0 if (own := place(request)) is None else own.count for request in requests]
 
     def set_count(self, request: Request, count: int) -> None:
-        """Sets the number of waiting features of a request that has a place."""
+        """Sets the number of pending features of a request that has a place."""
         self._places[request].count = count
 
     def add(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
-        """Adds `counts` to the numbers of waiting features of those requests that have a place."""
+        """Adds `counts` to the numbers of pending features of those requests that have a place."""
         place = self._places.get
         for request, count in zip(requests, counts, strict=True):
             if (own := place(request)) is not None:
@@ -163,7 +163,7 @@ class WaitingFeatures:
             self.set_count(request, start + count)
 
     def keep_last(self, requests: list[Request]) -> None:
-        """Drops all waiting features but the last of each request."""
+        """Drops all pending features but the last of each request."""
         index = self.places(requests)
         last = torch.tensor([self.count(request) - 1 for request in requests], device=self.held.device)
         self.held[index, 0] = self.held[index, last]
