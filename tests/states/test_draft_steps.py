@@ -40,7 +40,7 @@ def found(model: Any, draft: Any, tree: Any, cuda_graphs: bool, batch_size: int,
 
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("family", SERVED)
 def test_calls(family: str, batch_size: int, tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)

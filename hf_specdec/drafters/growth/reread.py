@@ -38,7 +38,7 @@ class RereadNodes:
         return self._nodes
 
     def _ancestors(self, above: torch.Tensor, nodes: LevelNodes) -> torch.Tensor:
-        """Those of all nodes, `[1 or batch, nodes, nodes]`; the same tensor for the same level of a static tree."""
+        """Ancestors of all nodes, `[1 or batch, nodes, nodes]`; the same tensor for a level of a static tree."""
         own, found = self._known.get(nodes.offset, (None, above))
         if own is not nodes.ancestors:
             own, above = nodes.ancestors, F.pad(above, (0, nodes.tokens.shape[1]))
