@@ -116,6 +116,10 @@ class BlockPool:
         """How many of these blocks any table has."""
         return sum(self._num_users[block] > 0 for block in blocks)
 
+    def is_shared(self, block: int) -> bool:
+        """Whether several tables have a block."""
+        return self._num_users[block] > 1
+
     def share(self, table: BlockTable, blocks: Sequence[int]) -> None:
         """Gives a table kept blocks, from its start on, in place of those that it had there."""
         for place in range(table.num_shared, len(blocks)):

@@ -37,10 +37,11 @@ class KeepsBlocksClean:
 
     def mark_nan(self, table: BlockTable, but: Iterable[int] = ()) -> None:
         """
-        Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero. Others read the
-        blocks `but`, which hold none.
+        Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero. Blocks that it
+        shares, and the blocks `but`, were read without errors: they hold none, and others may read them.
         """
-        self.clean_blocks -= {WASTE_BLOCK, *table.blocks}.difference(but)
+        own = {block for block in table.blocks if not self.pool.is_shared(block)}
+        self.clean_blocks -= {WASTE_BLOCK, *own}.difference(but)
         self._cleaned.pop(table, None)
 
     def wipe_after(self, table: BlockTable, length: int) -> None:

@@ -385,6 +385,29 @@ def test_random_requests_that_end_at_any_time(seed: int, kind: str) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.parametrize("kind", ["ngram", "model"])
+def test_blocks_of_others_outlive_a_failure(kind: str) -> None:
+    """One of two texts that share blocks fails after these are forgotten: the other goes on with them."""
+    prompt = random_tokens(18)
+    manager, options = manager_for(kind), {"max_new_tokens": 20}
+    write(manager, prompt, max_new_tokens=2)
+    one, other = requests_of(manager, [[*prompt, 5], [*prompt, 6]], **options)
+    engine = manager.engine
+    with engine.running():
+        for request in (one, other):
+            engine.scheduler.add(request)
+        list(engine.step())
+        manager.reset_prefix_cache()
+        list(engine.step())
+        one.fail("of its own")
+        engine.bookkeeping.mark_nan_of_failed([one])
+        engine.end(one)
+    assert manager.state.num_prefix_hits == 32
+    run(manager, [])
+    assert other.tokens[19:] == text_alone(the_target(), [*prompt, 6], **options)
+    assert_nothing_left(manager)
+
+
 def test_off(caplog: pytest.LogCaptureFixture) -> None:
     config = limits(allow_block_sharing=False)
     manager = manager_of(the_target(), NgramDraft(), continuous_batching_config=config)
