@@ -66,7 +66,8 @@ class RequestAdapters:
         if choice in self.index and self._versions.get(choice) == self._versions_of(choice):
             return
         if choice is ...:
-            self.is_stale = bool(self.index)
+            if self.index:  # and else as it is: a request before this one may wait for another run
+                self.is_stale = True
             return
         error = LoadedAdapters.of(self._model).error_of(choice)
         if error is not None:

@@ -291,6 +291,16 @@ def test_adapters_that_come_and_change(pauses: bool, shared: Any) -> None:
     assert_nothing_left(manager)
 
 
+def test_the_first_request_with_an_adapter_beside_one_without(shared: Any) -> None:
+    """Added while a step runs, both before the run ends in which no request has chosen an adapter."""
+    manager = manager_of(shared, NgramDraft(min_ngram=1))
+    adapters = manager.engine.target.adapters
+    adapters.renew()
+    for choice in ("b", ...):
+        adapters.check(choice)
+    assert adapters.is_stale
+
+
 def test_adapters_that_go(shared: Any) -> None:
     """Requests that run with one that is removed fail, by name; the others go on."""
     model = copy.deepcopy(shared)
