@@ -113,6 +113,9 @@ class RequestAdapters:
         if is_on:
             choices: list[Choice] = [..., None, *names]
             self.index.update({choice: number for number, choice in enumerate(choices)})
+        # Padding rows keep what was seated in them, which may be a choice that is gone.
+        self._rows.zero_()
+        self._seated = []
         for stack in self._stacks:
             stack.load()
         self._versions = {choice: self._versions_of(choice) for choice in self.index}

@@ -301,6 +301,22 @@ def test_the_first_request_with_an_adapter_beside_one_without(shared: Any) -> No
     assert adapters.is_stale
 
 
+def test_padding_rows_forget_adapters_that_are_gone(shared: Any) -> None:
+    """Rows of a captured forward after those of requests still have numbers of an earlier batch."""
+    model = copy.deepcopy(shared)
+    adapters = manager_of(model, NgramDraft(min_ngram=1)).engine.target.adapters
+    adapters.check("c")
+    adapters.renew()
+    adapters.seat([None, "b", "c", "c"])
+    for layer in layers_of(model):
+        for name in "bc":
+            layer.delete_adapter(name)
+    adapters.renew()
+    adapters.seat(["a"])
+    with adapters.of_seated(4, 1, is_captured=True):
+        pass
+
+
 def test_adapters_that_go(shared: Any) -> None:
     """Requests that run with one that is removed fail, by name; the others go on."""
     model = copy.deepcopy(shared)
