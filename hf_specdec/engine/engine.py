@@ -194,7 +194,9 @@ class Engine:
 
     def _refuse_adapters(self) -> list[Request]:
         """Fails requests whose adapter is gone, or cannot be chosen any more, and returns them."""
-        refused = []
+        refused: list[Request] = []
+        if not self.target.adapters.is_wanted:
+            return refused  # a queue may be long
         for request in (*self.scheduler.active, *self.scheduler.waiting):
             error = self.target.adapters.error_of(request.adapter)
             if error is not None:

@@ -16,7 +16,7 @@ from support.models import noisy_copy, tiny_model
 from torch._dynamo.utils import counters
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.adapters import stacks
+from hf_specdec.adapters import RequestAdapters, stacks
 from hf_specdec.compiling import layers
 from hf_specdec.graphs.paged import PagedGraphs
 
@@ -289,6 +289,12 @@ def test_adapters_that_come_and_change(pauses: bool, shared: Any) -> None:
             activate(model, "late")
         assert text_of(manager, prompt) == texts[1]
     assert_nothing_left(manager)
+
+
+def test_nobody_is_asked_before_a_request_has_an_adapter(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step all that wait would be."""
+    monkeypatch.setattr(RequestAdapters, "error_of", lambda *args: pytest.fail("asked"))
+    assert texts_of(shared, ..., PROMPTS[:1], max_new_tokens=3) == expected(shared, ("a",), 3)
 
 
 def test_the_first_request_with_an_adapter_beside_one_without(shared: Any) -> None:
