@@ -191,12 +191,10 @@ class _OwnRequests:
         begun[0].body_iterator = self._ended(deadline.events(events))
         return begun[0]
 
-    def tokens_of(self, body: dict[str, Any]) -> list[int]:
-        """The tokens of a body's prompt."""
+    def prompt_of(self, body: dict[str, Any]) -> Later:
+        """The prompt of a body."""
         handler: Any = super()  # of the handler with this mixin
-        later: Later = at_once(handler.handle_request(self._checked(body), ""))
-        inputs = next(one for one in later.arguments() if isinstance(one, Mapping) and "input_ids" in one)
-        return list(inputs["input_ids"])
+        return at_once(handler.handle_request(self._checked(body), ""))
 
     def _prompts_in(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Bodies with a prompt each."""
@@ -394,7 +392,7 @@ def build_app(
         models.facts,
         engine.model.longest_text,
         handlers["chat_handler"]._resolve_model,
-        handlers["chat_handler"].tokens_of,
+        handlers["chat_handler"].prompt_of,
         models.prompts.tokens_of,
         models.work,
     ).add_to(app)

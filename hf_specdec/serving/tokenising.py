@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,6 +128,11 @@ class Later:
     begin: Callable[..., Any]
     options: dict[str, Any]
     reads_images: bool
+
+    def tokens(self) -> list[int]:
+        """The tokens of the prompt."""
+        inputs = next(one for one in self.arguments() if isinstance(one, Mapping) and "input_ids" in one)
+        return list(inputs["input_ids"])
 
     def another(self, number: int, arguments: list[Any]) -> Any:
         """

@@ -199,10 +199,13 @@ def test_redirects(client: Any, host: str) -> None:
     assert "answers with 302" in asked(client, shown(f"{host}/moved.png")).json()["error"]["message"]
 
 
-def test_slow_hosts(client: Any, host: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_slow_hosts(client: Any, host: str, path: str) -> None:
     """Other requests are answered while a host lets the server wait, even if the body is small."""
+    _asked.clear(), _let_go.clear()
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(asked(client, shown(f"{host}/late.png"))))
+    body = {"messages": [{"role": "user", "content": [shown(f"{host}/late.png")]}]}
+    waiting = threading.Thread(target=lambda: answers.append(client.post(path, json=body)))
     waiting.start()
     assert _asked.wait(30)
     assert client.get("/health").status_code == 200
