@@ -27,7 +27,7 @@ from .answer_logprobs import answer_logprobs, best_asked
 from .answers import ParsedAnswers, is_cut
 from .body_limits import BodyLimit
 from .characters import shortened
-from .choices import all_of, begin_all, one_answer, one_stream
+from .choices import all_of, begin_all, one_answer, one_begun, one_stream
 from .decoding import decode_by
 from .defaults import MOST_BODY_BYTES, NO_IMAGES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
@@ -185,7 +185,7 @@ class _OwnRequests:
         if not isinstance(begun[0], StreamingResponse):
             answers = await deadline.wait(all_of(begun))
             return answers[0] if len(answers) == 1 else await work.run(one_answer, answers, number)
-        await deadline.wait(all_of([request.begun() for request in asked_for.get() or ()]))
+        await deadline.wait(one_begun(list(asked_for.get() or ())))
         include_usage = (given.get("stream_options") or {}).get("include_usage")
         events = self._one_stream([one.body_iterator for one in begun], number, include_usage)
         begun[0].body_iterator = self._ended(deadline.events(events))

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from .generation import asked_for
+from .generation import OneRequest, asked_for
 from .stream_ends import event
 from .tokenising import Later
 
@@ -48,6 +48,28 @@ async def all_of(waiting: list[Coroutine[Any, Any, Any]]) -> list[Any]:
             task.cancel()
         cancel_all()
         raise
+
+
+async def one_begun(requests: list[OneRequest]) -> None:
+    """
+    Waits until the engine has admitted all of these requests and one has a token: others may wait for its place.
+
+    Raises:
+        the error of a request that is refused, or of one that fails before any has a token. All are cancelled then.
+    """
+    await all_of([request.admitted() for request in requests])
+    waiting = [asyncio.ensure_future(request.begun()) for request in requests]
+    try:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for error in [one.exception() for one in done]:  # all of them are looked at: asyncio logs others
+            if error is not None:
+                raise error
+    except BaseException:
+        cancel_all()
+        raise
+    finally:
+        for one in waiting:
+            one.cancel()
 
 
 def cancel_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,10 @@ from support.tokenizer import tiny_tokenizer
 
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
+
+from hf_specdec.serving.choices import one_begun  # noqa: E402
+from hf_specdec.serving.generation import asked_for  # noqa: E402
+
 
 CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], "max_tokens": 12, "temperature": 2.0}
 COMPLETION = {"prompt": "abc xyz", "max_tokens": 12, "temperature": 2.0}
@@ -126,3 +131,41 @@ def test_log_probabilities_of_choices(client: Any, path: str) -> None:
     assert [len(one) for one in tokens] == [5, 5]
     chunks = chunks_of(client, path, seed=5, n=2, **options)
     assert streamed(chunks) == texts_of({"choices": together})
+
+
+class Waiting:
+    """A request to the engine that has a token, or fails, when it is told to."""
+
+    def __init__(self) -> None:
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_cancelled = False
+
+    async def admitted(self) -> None: ...
+
+    async def begun(self) -> None:
+        await self.first
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no token")])
+def test_streams_begin_with_the_first_token_of_any_text(error: Exception | None) -> None:
+    """Other texts may wait until the first one has ended."""
+
+    async def begin() -> None:
+        requests: Any = [Waiting() for _ in range(3)]
+        asked_for.set(requests)
+        begun = asyncio.ensure_future(one_begun(requests))
+        await asyncio.sleep(0)
+        assert not begun.done()
+        if error is None:
+            requests[1].first.set_result(None)
+            await asyncio.wait_for(begun, 3)
+        else:
+            requests[1].first.set_exception(error)
+            with pytest.raises(ValueError, match="no token"):
+                await asyncio.wait_for(begun, 3)
+        assert [one.is_cancelled for one in requests] == [error is not None] * 3
+
+    asyncio.run(begin())
