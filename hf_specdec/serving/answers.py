@@ -37,6 +37,14 @@ def is_cut(gen_config: GenerationConfig) -> bool:
     return gen_config.max_new_tokens == 0
 
 
+def may_have_parts(gen_config: GenerationConfig) -> bool:
+    """
+    Whether the answer may have reasoning and calls. With a grammar all of it is content: what the grammar is of,
+    whatever the prompt has begun.
+    """
+    return getattr(gen_config, "grammar", None) is None
+
+
 def left_out(tokenizer: PreTrainedTokenizerBase, gen_config: GenerationConfig) -> frozenset[int]:
     """Tokens that end the text and are no part of it. (Special ones are left out in any case.)"""
     found = beside(gen_config).left_out
@@ -361,7 +369,8 @@ class ParsedAnswers(LikeTokenizer):
 
     def parse_response(self, tokens: list[int], template: Any, *, prefix: str, tools: Any = None) -> dict[str, Any]:
         """The parts of an answer; see the tokenizer's own method. The reasoning is `thinking`."""
-        parser = ResponseParser(template, prefix=prefix, tools=tools)
+        has_parts = may_have_parts(self._config)
+        parser = ResponseParser(template, prefix=prefix, tools=tools) if has_parts else None
         pieces = AnswerPieces(self._own, parser, left_out(self._own, self._config))
         parts = [*pieces.begin(), *pieces.add_all(tokens), *pieces.end(is_cut(self._config)), None]
         trimmed = TrimmedPieces(self._config.stop_strings)

@@ -24,7 +24,7 @@ from ..adapters import Choice
 from ..verification.log_probabilities import Mode
 from .access import add_access
 from .answer_logprobs import answer_logprobs, best_asked
-from .answers import ParsedAnswers, is_cut
+from .answers import ParsedAnswers, is_cut, may_have_parts
 from .body_limits import BodyLimit
 from .characters import shortened
 from .choices import all_of, begin_all, one_answer, one_begun, one_stream
@@ -270,6 +270,7 @@ class _OwnRequests:
             if best_asked(config) is None or generation.result is None:
                 return found
             has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
+            has_parts = has_parts and may_have_parts(config)
             logprobs = answer_logprobs(tokenizer, config, has_parts)
             logprobs.add_all(generation.result)
             logprobs.end(is_cut(config))

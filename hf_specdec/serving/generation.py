@@ -18,7 +18,7 @@ from transformers.cli.serving.utils import (
 from ..batching import SpeculativeGenerationOutput
 from ..verification.log_probabilities import LogprobOptions, Mode
 from .answer_logprobs import answer_logprobs, best_asked
-from .answers import AnswerPieces, AnswerStream, left_out
+from .answers import AnswerPieces, AnswerStream, left_out, may_have_parts
 from .characters import cut
 from .contexts import check_length
 from .decoding import beside
@@ -98,6 +98,7 @@ class Generation(BaseGenerateManager):
         response_parser: Any = None,
     ) -> tuple[RaisingQueue, AnswerStream]:
         request = self._request(inputs, gen_config, request_id)
+        response_parser = response_parser if may_have_parts(gen_config) else None
         own = processor._own if isinstance(processor, LikeTokenizer) else processor
         logprobs = None
         if best_asked(gen_config) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,3 +141,21 @@ def test_tokens_of_all_parts_have_log_probabilities(handlers: Handlers, whole: s
         assert told[0] == told[1] and all(one["logprob"] < 0 for one in told[0])
         joined = "".join(one["token"] for one in told[0])
         assert joined.startswith(text) and joined.rstrip(told[0][-1]["token"]) in text
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_text_of_a_grammar_is_content(
+    handlers: Handlers, whole: str, kind: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the prompt begins reasoning, as templates of models that think do."""
+    pytest.importorskip("llguidance")
+    handler = getattr(handlers, kind)
+    tokenizer = handler.model_manager.load_model_and_processor()[1]
+    fields = {FIELD: {"open": "xyz", "close": ".", "content": "text"}, "content": {"content": "text"}}
+    template = {"defaults": {"role": "assistant"}, "start_anchor": "abc", "fields": fields}
+    monkeypatch.setattr(tokenizer, "response_template", template)
+    assert message(handler, None, streams)[0]
+    parts = _of_chat if kind == "chat" else _of_responses
+    reasoning, content = parts(answers(handler, None, streams, structured_outputs={"regex": "([ac]xyz[.]b)+"}))
+    assert not reasoning and re.match("([ac]xyz[.]b){9}", content)
