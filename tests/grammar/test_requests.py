@@ -9,10 +9,14 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from support.batches import assert_nothing_left, limits, manager_of, ragged_prompts, text_alone
+from support.models import VOCAB
 from support.tokenizer import tiny_tokenizer
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, TemperatureLogitsWarper
 
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.engine.captured.constraining import constrained
+from hf_specdec.engine.request import Request, RequestOptions
+from hf_specdec.grammar import CompiledGrammar, GrammarMask
 
 
 END = 2
@@ -78,6 +82,20 @@ def test_a_text_that_cannot_go_on_fails_alone(target: PreTrainedModel, running: 
     assert "no token of the vocabulary continues the text" in results["0"].error
     assert results["0"].fails_by_its_options
     assert results["1"].generated_tokens == alone(target, prompts[1], None, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_scores_of_no_allowed_token(do_sample: bool):
+    """Nothing is drawn in place of a captured step's token where a tiny temperature leaves nothing to draw from."""
+    mask = GrammarMask(CompiledGrammar(WORDS, tiny_tokenizer(), VOCAB))
+    processors = LogitsProcessorList([mask, TemperatureLogitsWarper(1e-37)])
+    options = RequestOptions(processors, StoppingCriteriaList(), do_sample, None)
+    request = Request("0", [5, 6], options, torch.device("cpu"))
+    logits = torch.full((VOCAB,), -40.0)
+    logits[7] = 30.0
+    mask(torch.tensor([request.tokens]), logits[None])
+    with pytest.raises(ValueError, match="nothing to choose from"):
+        constrained(request, [7], lambda place: logits)
 
 
 def test_a_wrong_grammar_is_refused(running: SpeculativeBatchingManager):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ...verification.choosing import choose
+from ...verification.choosing import NOTHING_TO_CHOOSE, choose
 from ..request import Request
 
 
@@ -29,7 +29,7 @@ def constrained(request: Request, tokens: list[int], logits_at: Callable[[int], 
         logits_at (`Callable[[int], torch.Tensor]`): logits from which a token was chosen, `[vocab]`, by its number.
 
     Raises:
-        ValueError: if no token of the vocabulary continues the text.
+        ValueError: if no token of the vocabulary continues the text, or none that does has a score.
     """
     mask = request.options.grammar
     if mask is None:
@@ -40,4 +40,6 @@ def constrained(request: Request, tokens: list[int], logits_at: Callable[[int], 
     kept, logits = tokens[:count], logits_at(count)[None].float()
     ids = torch.tensor([request.tokens + kept], device=logits.device)
     scores = request.options.processors(ids, logits)
+    if not scores.amax().isfinite():
+        raise ValueError(NOTHING_TO_CHOOSE)
     return [*kept, int(choose(scores, request.options.do_sample))]
