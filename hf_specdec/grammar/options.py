@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from .compiled import CompiledGrammar
@@ -50,5 +51,5 @@ def _end_tokens(
         if config is not None and config.eos_token_id is not None:
             options = {"eos_token_id": config.eos_token_id}
     ends = options.get("eos_token_id")
-    found = [ends] if isinstance(ends, int) else [] if ends is None else [int(end) for end in ends]
+    found = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     return [end for end in found if end >= 0]

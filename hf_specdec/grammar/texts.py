@@ -43,7 +43,8 @@ class GrammarText:
             self._check()
             raise ValueError(
                 f"`grammar` does not let token {new[taken]} through, which stands in the text: another processor has "
-                "chosen it, or the vocabulary lacks a character."
+                "chosen it, or ruled out all that it lets through (as `min_new_tokens` does where it ends), or the "
+                "vocabulary lacks a character."
             )
 
     def _num_shared(self, tokens: Sequence[int]) -> int:

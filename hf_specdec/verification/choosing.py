@@ -12,7 +12,7 @@ from .argmax import argmax
 
 NOTHING_TO_CHOOSE = (
     "There is nothing to choose from: the processed scores are NaN, infinite or all -inf. The logits, a logits "
-    "processor or too small a `temperature` makes them so."
+    "processor, too small a `temperature`, or a least number of tokens that a `grammar` does not have makes them so."
 )
 NOTHING_TO_DRAW_FROM = "probability tensor contains either `inf`, `nan` or element < 0"
 """What plain `generate` says, by `torch.multinomial`, where there is nothing to draw from."""

@@ -75,6 +75,11 @@ def test_the_text_may_be_cut(target: PreTrainedModel, draft: PreTrainedModel, in
         (LLMatcher.grammar_from_json_schema({"type": "objekt"}), {}, "`grammar` cannot be compiled: Invalid type"),
         (LLMatcher.grammar_from_regex("[0-9]"), {}, "no token of the vocabulary continues the text"),
         (LINES, {"tokenizer": object()}, "`tokenizer` must be a fast tokenizer"),
+        (
+            LLMatcher.grammar_from_regex("ab"),
+            {"min_new_tokens": 9, "max_new_tokens": 9, "eos_token_id": torch.tensor(2)},
+            "ruled out all that it lets through .as `min_new_tokens`",
+        ),
     ],
 )
 def test_refusals(
