@@ -51,5 +51,5 @@ def _end_tokens(
         if config is not None and config.eos_token_id is not None:
             options = {"eos_token_id": config.eos_token_id}
     ends = options.get("eos_token_id")
-    found = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
+    found = [] if ends is None else torch.as_tensor(ends, device="cpu").flatten().tolist()
     return [end for end in found if end >= 0]
