@@ -253,7 +253,8 @@ def test_moved_weights_are_captured_anew() -> None:
         ):
             parameter.data = source.data.clone()
     with manager:
-        assert pool._handle is None
+        manager.get_result(manager.add_request(prompt, max_new_tokens=2), timeout=60)
+    assert pool._handle != "used"
 
 
 def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
