@@ -106,9 +106,9 @@ class PrefixCache:
         Whether a request had better wait for an older one, since at least half of what that has to read is its own,
         too. One that has waited gets its blocks here.
         """
-        before = self._num_shared(request)
-        if request not in self._reading or self._cache.length_of(request.table) > before:
-            return False
+        before, table = self._num_shared(request), request.table
+        if request not in self._reading or table.is_private or self._cache.length_of(table) > before:
+            return False  # what others read after it was made private does not go with what it has
         key = self._next_key(request)
         if key is not None and self._pool.find(key) is not None:
             self._take(request)

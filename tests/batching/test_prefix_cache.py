@@ -385,6 +385,30 @@ def test_random_requests_that_end_at_any_time(seed: int, kind: str) -> None:
     assert_nothing_left(manager)
 
 
+def test_earlier_weights_beside_later_ones() -> None:
+    """A request with blocks of before takes none of what is read afterwards: its head would begin anew among them."""
+    prompt = random_tokens(40)
+    manager = manager_for("eagle")
+    write(manager, prompt[:9])
+    options = {"max_new_tokens": 4, "do_sample": False}
+    ask, engine = manager._admission.request, manager.engine
+    older, one, urgent = (ask(str(n), [*prompt, 5], options, priority=-(n // 2)) for n in range(3))
+    with engine.running():
+        for request in (older, one):
+            engine.scheduler.add(request)
+        list(engine.step())
+        assert one.table.num_shared == 2 and engine.prefixes.waits(one)
+        manager.reset_prefix_cache()
+        engine.scheduler.add(urgent)
+        while urgent.length == len(urgent.prompt):
+            list(engine.step())
+        list(engine.step())
+        assert one.table.num_shared == 2
+        assert engine.drafting.cache.length_of(one.table) >= 8
+    run(manager, [])
+    assert one.tokens[41:] == text_alone(the_target(), [*prompt, 5], max_new_tokens=4)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "model"])
 def test_blocks_of_others_outlive_a_failure(kind: str) -> None:
     """One of two texts that share blocks fails after these are forgotten: the other goes on with them."""
