@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect
+from bisect import bisect, insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ..cache.paged_cache import PagedCache
 from ..ranks import Ranks
-from .request import Request
+from .request import PRIORITY, Request
 from .weights import WeightsVersion
 
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 MOST_READERS = 4
-"""Most older requests that are compared with one that may wait for them."""
+"""Most requests that are compared with one that may wait for them."""
 
 
 class PrefixCache:
@@ -52,7 +52,7 @@ class PrefixCache:
         self._reading: dict[Request, list[bytes]] = {}
         """Keys of requests whose prompts are being read, and are not known to be free of NaN."""
         self._readers: dict[bytes, list[Request]] = {}
-        """By key, the requests that read a block or are to read it, the oldest first."""
+        """By key, the requests that read a block or are to read it, the most urgent first, and of these the oldest."""
         self._version = WeightsVersion()
         self._is_to_forget = False
         self.reset_counts()
@@ -96,15 +96,16 @@ class PrefixCache:
         self._take(request)
         keys = self._reading[request] = self._keys(request)
         for key in keys:
-            self._readers.setdefault(key, []).append(request)
+            insort(self._readers.setdefault(key, []), request, key=PRIORITY)
         if request.length == len(request.prompt):  # it was not preempted
             self.num_queried += request.length
             self.num_hit += self._cache.length_of(request.table)
 
     def waits(self, request: Request) -> bool:
         """
-        Whether a request had better wait for an older one, since at least half of what that has to read is its own,
-        too. One that has waited gets its blocks here.
+        Whether a request had better wait for one that is read before it, since at least half of what that has to read
+        is its own, too; not for a less urgent one, which others may keep from being read. One that has waited gets its
+        blocks here.
         """
         before, table = self._num_shared(request), request.table
         if request not in self._reading or table.is_private or self._cache.length_of(table) > before:

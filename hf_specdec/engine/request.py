@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -29,6 +30,8 @@ from .stopping import TokenCriterion, end_tokens_of, max_length_of
 
 
 FinishReason = Literal["stop", "length"]
+PRIORITY = attrgetter("priority")
+"""The priority of a request, by which lists of them are sorted."""
 
 
 @dataclass

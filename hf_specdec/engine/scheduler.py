@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
 from ..forwards.chunks import next_chunk, padded_chunk
 from .prefixes import PrefixCache
-from .request import Request
+from .request import PRIORITY, Request
 
 
-_PRIORITY = operator.attrgetter("priority")
 MOST_ROWS = 16
 """Most rows of a chunk with a width: a captured chunk computes as many logits per row as there are rows."""
 
@@ -181,7 +179,7 @@ class Scheduler:
         Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole. Not
         those that wait until an older one has read tokens that both have.
         """
-        unread = sorted((one for one in self.active if one.status == RequestStatus.PREFILLING), key=_PRIORITY)
+        unread = sorted((one for one in self.active if one.status == RequestStatus.PREFILLING), key=PRIORITY)
         unread = [request for request in unread if not self._is_read_whole(request)]
         return [request for request in unread if not self.prefixes.waits(request)]
 
@@ -255,7 +253,7 @@ class Scheduler:
             return
         self._release_trees()
         while request in self.active and not self.pool.reserve(request.table, request.length):
-            self._preempt(max(reversed(self.active), key=_PRIORITY))  # the youngest of the least urgent
+            self._preempt(max(reversed(self.active), key=PRIORITY))  # the youngest of the least urgent
 
     def _preempt(self, request: Request) -> None:
         self.num_preemptions += 1

@@ -215,6 +215,22 @@ def test_nobody_waits_for_much_longer_prompts() -> None:
     assert manager.state.num_prefix_hits == 8  # of the third, after the second
 
 
+def test_nobody_waits_for_a_less_urgent_request() -> None:
+    """Which would not be read as long as others are more urgent."""
+    manager, prompt = manager_for("ngram", 900, chunk_size=32, max_requests=64), random_tokens(60)
+    ask, engine, options = manager._admission.request, manager.engine, {"max_new_tokens": 2, "do_sample": False}
+    with engine.running():
+        engine.scheduler.add(ask("older", [*prompt, 5], options, priority=1))
+        list(engine.step())
+        urgent, num_steps = ask("urgent", [*prompt, 6], options), 0
+        engine.scheduler.add(urgent)
+        while not urgent.is_over and num_steps < 9:
+            engine.scheduler.add(ask(f"other {num_steps}", random_tokens(32, num_steps + 1), options))
+            list(engine.step())
+            num_steps += 1
+    assert urgent.is_over
+
+
 # -------------------------------------------------------------------------------------------------------- kept apart
 
 
