@@ -46,7 +46,8 @@ class RequestAdapters:
         self._stacks: list[Stack] = []
         self._versions: dict[Choice, list[Any]] = {}
         self._seated: list[int] = []
-        self._rows = torch.zeros(most_rows, dtype=torch.long, device=device)
+        with torch.inference_mode(False):  # the caller's, outside of which runs could not write it
+            self._rows = torch.zeros(most_rows, dtype=torch.long, device=device)
 
     # ------------------------------------------------------------------------------------------------ what is loaded
 
