@@ -128,7 +128,7 @@ class HoldsStates:
 
     def set_lengths(self, lengths: list[int]) -> None:
         """Sets the number of committed slots of every row."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `set_lengths`.")
 
     # -------------------------------------------------------------------------------------------------------- memory
 

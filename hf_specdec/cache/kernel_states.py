@@ -82,4 +82,4 @@ class RunsByKernel:
                 pending.kernel.commit(pending.constants, self.recurrent_states[number], pending.kept, own)
 
     def _hold_state(self, state: torch.Tensor, number: int) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `_hold_state`.")
