@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import vision
 from support.adapters import adapted, alone
-from support.batches import assert_nothing_left, limits, manager_of, runs_of_steps, text_alone
+from support.batches import assert_nothing_left, limits, manager_of, runs_of_steps, steps_to_the_end, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import install_stand_in
 from support.heads import tiny_block_head, tiny_head, trained_head
@@ -67,11 +67,8 @@ def run(manager: SpeculativeBatchingManager, requests: list[Request]) -> list[li
     with engine.running():
         for request in requests:
             engine.scheduler.add(request)
-        while engine.scheduler.has_work:
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        engine.end(request)
+        for _ in steps_to_the_end(engine):
+            pass
     assert not any(request.error for request in requests)
     return [request.tokens[len(request.prompt) :] for request in requests]
 

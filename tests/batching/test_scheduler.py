@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_nothing_left, text_alone
+from support.batches import assert_nothing_left, steps_to_the_end, text_alone
 from support.models import tiny_model
 
 from hf_specdec import NgramDraft, TokenTree
@@ -60,11 +60,7 @@ def test_trees_keep_nobody_waiting() -> None:
             list(engine.step())
         assert len(first.table.blocks) > engine.pool.blocks_for(first.length) and engine.pool.num_free < 8
         engine.scheduler.add(second)
-        while engine.scheduler.has_work:
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        engine.end(request)
+        for _ in steps_to_the_end(engine):
             waited += second in engine.scheduler.waiting
     assert waited == 0
     for request, prompt, count in zip((first, second), prompts, (30, 4), strict=True):
@@ -90,12 +86,8 @@ def test_priorities(priorities: tuple[int, ...], order: str) -> None:
     with engine.running():
         for request in requests:
             engine.scheduler.add(request)
-        while engine.scheduler.has_work:
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        ended += request.request_id
-                        engine.end(request)
+        for over in steps_to_the_end(engine):
+            ended += "".join(request.request_id for request in over)
     assert ended == order and engine.scheduler.num_preemptions > 0
     for request, prompt in zip(requests, prompts, strict=True):
         assert request.tokens[6:] == text_alone(model, prompt, max_new_tokens=20)
@@ -117,11 +109,7 @@ def test_an_urgent_request_takes_blocks_of_older_ones() -> None:
         engine.scheduler.add(old)
         list(engine.step())
         engine.scheduler.add(young)
-        while engine.scheduler.has_work:
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        engine.end(request)
+        for _ in steps_to_the_end(engine):
             preempted += list(engine.scheduler.waiting)
     assert old in preempted and young not in preempted
     assert_nothing_left(manager)

@@ -13,6 +13,8 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.engine import Engine
+from hf_specdec.engine.request import Request
 
 from .goldens import trained_prompts, trained_target
 from .models import prompts
@@ -63,6 +65,18 @@ def text_alone(model: PreTrainedModel, prompt: list[int], anew: bool = False, **
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     text = model.generate(**inputs, do_sample=False, **options) if anew else greedy_text(model, inputs, **options)
     return text[0, len(prompt) :].tolist()
+
+
+def steps_to_the_end(engine: Engine) -> Iterator[list[Request]]:
+    """Runs all steps of an engine's requests, as a manager's loop does. Yields those that have ended in each step."""
+    while engine.scheduler.has_work:
+        ended = []
+        for told in engine.step():
+            for request in told:
+                if request.is_over:
+                    engine.end(request)
+                    ended.append(request)
+        yield ended
 
 
 def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
