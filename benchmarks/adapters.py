@@ -27,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from load import blocks_of
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
@@ -97,7 +98,7 @@ def main() -> None:
     if options.device == "cpu":
         contenders["peft 8"] = contenders["8"]
     config = SpeculativeConfig(tree="[(0,), (0, 0), (0, 0, 0)]", compile=options.compile)
-    draft, limits = NgramDraft(), ContinuousBatchingConfig(num_blocks=count * 16, page_size=16)
+    draft, limits = NgramDraft(), ContinuousBatchingConfig(**blocks_of(count * 8))
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(1 + options.calls):
         for name, choice in contenders.items():

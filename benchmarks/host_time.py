@@ -38,7 +38,7 @@ from hf_specdec.benchmarking.environment import environment
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.prompts import PromptReport, PromptStep
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.serving.engine.process import let_steps_go_first
+from hf_specdec.serving.interpreter import let_steps_go_first
 
 
 DECODING = {1: 2.88, 2: 3.05, 4: 3.13, 8: 3.20, 16: 3.28, 32: 3.42, 64: 3.53}

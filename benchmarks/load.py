@@ -95,6 +95,15 @@ def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list
 # ------------------------------------------------------------------------------------------------------------ managers
 
 
+def blocks_of(count: int) -> dict[str, int]:
+    """The options of a `ContinuousBatchingConfig` for so many blocks of `BLOCK_SIZE` tokens."""
+    # Transformers before 5.23 calls the option `block_size`.
+    return {
+        "num_blocks": count,
+        "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size": BLOCK_SIZE,
+    }
+
+
 def sampling_at(temperature: float) -> dict[str, Any]:
     """The sampling options of `generate` for a temperature; 0 is greedy."""
     return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
@@ -111,9 +120,7 @@ def running_manager(
     config = GenerationConfig(
         **sampling_at(temperature), top_k=0, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0
     )
-    # Transformers before 5.23 calls the option `block_size`.
-    size = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
-    memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks, size: BLOCK_SIZE}
+    memory = {} if options.num_blocks is None else blocks_of(options.num_blocks)
     if options.max_requests is not None:
         memory["max_requests_per_batch"] = options.max_requests
     memory["allow_block_sharing"] = options.shared_len > 0 and contender != "unshared"

@@ -60,7 +60,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.benchmarking.environment import environment
-from hf_specdec.serving.engine.process import let_steps_go_first
+from hf_specdec.serving.interpreter import let_steps_go_first
 
 
 CONTENDERS = ("plain", "off", "auto", "tree", "transformers", "unshared")

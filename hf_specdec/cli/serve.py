@@ -194,9 +194,9 @@ def serve(
 
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
-    from ..serving.garbage import never_search_again
     from ..serving.http_server import HttpServer
     from ..serving.images import image_reader
+    from ..serving.interpreter import never_search_again
     from ..serving.termination import unwound_by_sigterm
 
     if device is not None and device_map is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import limits
 from support.mtp import KNOWN, load_target, write_checkpoint
 from transformers import PreTrainedModel
 
@@ -40,7 +41,14 @@ def test_texts(family: str, tree: Any) -> None:
     plain = target.generate(ids, **options)
     text = target.generate(ids, **options, assistant_model="mtp", tree=tree)
     assert text.equal(plain)
-    found = target.generate_batch(ids.tolist(), max_new_tokens=24, do_sample=False, assistant_model="mtp", tree=tree)
+    found = target.generate_batch(
+        ids.tolist(),
+        continuous_batching_config=limits(),
+        max_new_tokens=24,
+        do_sample=False,
+        assistant_model="mtp",
+        tree=tree,
+    )
     texts = {tuple(one.prompt_ids): one.generated_tokens for one in found.values()}
     assert [texts[tuple(row)] for row in ids.tolist()] == plain[:, 18:].tolist()
 

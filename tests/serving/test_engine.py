@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.serving.engine import EngineClient, EngineOptions, StartError, running_engine
 from hf_specdec.serving.engine import process as engine_process
-from hf_specdec.serving.engine.process import let_steps_go_first
+from hf_specdec.serving.interpreter import let_steps_go_first
 
 
 PROMPT = [5, 6, 7]

@@ -101,7 +101,7 @@ def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
     served = SimpleNamespace(model=SimpleNamespace(about_draft=None))
     monkeypatch.setattr(engine, "running_engine", lambda *_: nullcontext(served))
     monkeypatch.setattr("hf_specdec.serving.app.build_app", lambda *_, **__: done.append("build"))
-    monkeypatch.setattr("hf_specdec.serving.garbage.never_search_again", lambda: done.append("freeze"))
+    monkeypatch.setattr("hf_specdec.serving.interpreter.never_search_again", lambda: done.append("freeze"))
     monkeypatch.setattr("hf_specdec.serving.http_server.HttpServer.run", lambda _: done.append("run"))
     result = CliRunner().invoke(build_app(), ["serve", str(TINY_TARGET), "--device", "cpu"])
     assert result.exit_code == 0 and done == ["build", "freeze", "run"], result.output

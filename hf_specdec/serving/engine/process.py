@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,18 +18,13 @@ from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
-from ..garbage import never_search_again
+from ..interpreter import let_steps_go_first
 from .client import EngineClient
 from .messages import NotServed, Stage
 from .parent import while_the_parent_lives
 from .server import EngineServer
 
 
-SWITCH_INTERVAL = 0.0005
-"""
-Switch interval of Python threads in the engine's process, in seconds. In Python's default of 0.005 a small model on a
-GPU runs a whole step, for which its thread would have to wait for the thread that takes requests.
-"""
 SECONDS_TO_STOP = 3.0
 """Seconds that the step that runs has to end when the engine is asked to; then the engine is killed."""
 SECONDS_TO_END = 20.0
@@ -146,12 +140,6 @@ def _run(options: EngineOptions, connection: Connection) -> None:
             EngineServer(manager, tokenizer, connection).serve()
             manager.stop(hard_stop=True)
         connection.close()  # tells the server that no step runs
-
-
-def let_steps_go_first() -> None:
-    """Sets Python up so that the thread that runs the steps waits little for others, and for the garbage collector."""
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    never_search_again()
 
 
 def load(
