@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .texts import GrammarText
 
 
-MOST_TOKENIZERS = 4
-"""Most tables kept of a tokenizer: one for each set of end tokens, a second to make for a large vocabulary."""
+MOST_TABLES = 4
+"""Most tables kept of a tokenizer, a second to make for a large vocabulary. Nearly all calls share one."""
 MOST_GRAMMARS = 64
 """Most compiled grammars that are kept per table."""
 
@@ -56,13 +56,13 @@ class CompiledGrammar:
                 "`llguidance.LLMatcher.grammar_from_json_schema(schema)` returns, or `grammar_from_regex`, or "
                 "`grammar_from_lark`."
             )
-        self._table = _table_of(llguidance, tokenizer, vocab_size, tuple(end_tokens))
+        self._table, self._end_tokens = _table_of(tokenizer, vocab_size, end_tokens)
         self._matcher = self._table.matcher(llguidance, grammar)
 
     def text(self) -> GrammarText:
         """A text that has no token yet."""
         with self._table.lock:
-            return GrammarText(self._matcher.deep_copy(), frozenset(self._table.tokenizer.eos_tokens))
+            return GrammarText(self._matcher.deep_copy(), self._end_tokens)
 
 
 class _Table:
@@ -90,12 +90,16 @@ class _Table:
         return matcher
 
 
-_tables: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, _Table]] = weakref.WeakKeyDictionary()
+_tables: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[int, int, int], _Table]] = weakref.WeakKeyDictionary()
+"""By tokenizer: number of tokens of the target and of the tokenizer, and the end token that llguidance knows."""
 _lock = threading.Lock()
 
 
-def _table_of(llguidance: Any, tokenizer: Any, vocab_size: int, end_tokens: tuple[int, ...]) -> _Table:
-    """The table of a tokenizer; a new one takes up to a second for a large vocabulary."""
+def _table_of(tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> tuple[_Table, frozenset[int]]:
+    """
+    A table of a tokenizer whose end token is one of these, or else one of the tokenizer's; and these end tokens. A new
+    table takes up to a second for a large vocabulary.
+    """
     from llguidance.hf import from_tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -104,27 +108,26 @@ def _table_of(llguidance: Any, tokenizer: Any, vocab_size: int, end_tokens: tupl
             f"`tokenizer` must be a fast tokenizer where there is a `grammar`, but is {type(tokenizer).__name__}. "
             "Load it with `AutoTokenizer`."
         )
-    size = max(vocab_size, len(tokenizer))
-    key = size, len(tokenizer), end_tokens
+    size = max(vocab_size, len(tokenizer)), len(tokenizer)
+    own = tokenizer.eos_token_id
+    ends = frozenset(end for end in end_tokens or [own] if end is not None and end < size[0])
+    if not ends:
+        raise ValueError(
+            "`grammar`: neither `eos_token_id` nor the tokenizer names a token that ends a text. Give `eos_token_id`."
+        )
     with _lock:
         known = _tables.setdefault(tokenizer, OrderedDict())
-        table = known.get(key)
-        if table is None:
-            ends = list(end_tokens) or tokenizer.eos_token_id
-            if ends is None:
-                raise ValueError(
-                    "`grammar`: neither `eos_token_id` nor the tokenizer names a token that ends a text. Give "
-                    "`eos_token_id`."
-                )
+        key = next((key for key in known if key[:2] == size and key[2] in ends), None)
+        if key is None:
+            key = (*size, own if own in ends else min(ends))
             try:
-                table = _Table(from_tokenizer(tokenizer, n_vocab=size, eos_token=ends))
+                known[key] = _Table(from_tokenizer(tokenizer, n_vocab=size[0], eos_token=key[2]))
             except ValueError as error:
                 raise ValueError(
                     f"`tokenizer`: llguidance cannot read it, as it has to for a `grammar` ({error}). It reads "
                     "byte-level and SentencePiece vocabularies."
                 ) from error
-            known[key] = table
         known.move_to_end(key)
-        while len(known) > MOST_TOKENIZERS:
+        while len(known) > MOST_TABLES:
             known.popitem(last=False)
-    return table
+        return known[key], ends

@@ -16,7 +16,8 @@ class GrammarText:
 
     Args:
         matcher (`LLMatcher`): the grammar's matcher, which has had no token.
-        end_tokens (`frozenset[int]`): tokens that end a text; what comes after one is padding.
+        end_tokens (`frozenset[int]`): tokens that end a text, among them the one that the matcher knows; what comes
+            after one is padding.
     """
 
     def __init__(self, matcher: Any, end_tokens: frozenset[int]):
@@ -66,6 +67,11 @@ class GrammarText:
         self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
+        if len(self._end_tokens) < 2:
+            return bits
+        bits, ends, is_complete = bits.copy(), self._ends(), self._matcher.is_accepting()
+        of_ends = bits[: len(ends)]
+        np.copyto(of_ends, of_ends | ends if is_complete else of_ends & ~ends)
         return bits
 
     def num_allowed(self, tokens: Sequence[int]) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
+import llguidance.hf
 import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher
-from support.grammar import json_tokenizer, small_tokenizer
+from support.grammar import NaiveMask, json_tokenizer, small_tokenizer
 from support.tokenizer import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -61,6 +64,35 @@ def test_tokens_one_by_one_are_those_of_masks(name: str) -> None:
             has_ended = tokens[-1] == tokenizer.eos_token_id
         text.follow([])
         assert text.num_allowed(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("ends", [[2], [2, 40], [40, 2, 7], [40]])
+def test_end_tokens(ends: list[int]) -> None:
+    """All of them may come where the text is complete, and only there, although llguidance knows one alone."""
+    grammar, tokenizer = GRAMMARS["open"]
+    text = CompiledGrammar(grammar, tokenizer, len(tokenizer), ends).text()
+    naive = NaiveMask(grammar, tokenizer, 0, [2], len(tokenizer))
+    for written in ("", "ab", "ab.", "ab.c"):
+        tokens = tokenizer.encode(written)
+        masked = naive(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, len(tokenizer)))
+        text.follow(tokens)
+        allowed = {*(masked[0] == 0).nonzero()[:, 0].tolist()}
+        assert {*allowed_in(text, len(tokenizer))} == allowed - {2, *ends} | ({*ends} if 2 in allowed else set())
+        assert [text.num_allowed([end]) for end in ends] == [int(written in ("", "ab."))] * len(ends)
+        text.follow(tokens)
+
+
+def test_calls_with_one_end_token_in_common_share_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], llguidance.hf.from_tokenizer
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", lambda *given, **own: made.append(1) or make(*given, **own))
+    tokenizer = copy.deepcopy(small_tokenizer())
+    for ends in ([], [0], [3, 0], [5, 0, 999]):
+        CompiledGrammar(GRAMMARS["letters"][0], tokenizer, len(tokenizer), ends)
+    assert len(made) == 1
+    CompiledGrammar(GRAMMARS["letters"][0], tokenizer, len(tokenizer), [3])
+    assert len(made) == 2
+    with pytest.raises(ValueError, match="neither `eos_token_id` nor the tokenizer"):
+        CompiledGrammar(GRAMMARS["letters"][0], tokenizer, len(tokenizer), [999])
 
 
 def test_a_chain_of_forced_tokens_is_allowed() -> None:
