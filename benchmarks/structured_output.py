@@ -25,7 +25,7 @@ from llguidance import LLMatcher
 import hf_specdec
 from hf_specdec import loading
 from hf_specdec.benchmarking.prompts import encode_turns
-from hf_specdec.grammar import GrammarMask
+from hf_specdec.grammar import GrammarMask, GrowingMask
 
 
 HEAD = Path(__file__).parent.parent / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
@@ -129,7 +129,7 @@ def main() -> None:
     speculative: dict[str, Any] = {"assistant_model": draft, "tree": arguments.tree}
     if arguments.tree is None and isinstance(draft, transformers.PreTrainedModel):
         speculative["tree"] = "auto"
-    clock = Clock(GrammarMask, "__call__", "forced")
+    clocks = Clock(GrammarMask, "__call__", "forced"), Clock(GrowingMask, "at_root", "below")
     seconds: dict[str, list[float]] = defaultdict(list)
     tokens: dict[str, int] = defaultdict(int)
     identical, masks, lengths = 0, [], defaultdict(list)
@@ -150,14 +150,15 @@ def main() -> None:
             model.generate(**inputs, **length | {"max_new_tokens": 24}, **own)
         for _ in range(arguments.rounds):
             for way, own in ways.items():
-                clock.seconds = 0.0
+                for clock in clocks:
+                    clock.seconds = 0.0
                 start = time.perf_counter()
                 output = model.generate(**inputs, **length, **own)
                 spent = time.perf_counter() - start
                 texts[way] = output[0, inputs["input_ids"].shape[1] :]
                 taken[way].append(spent)
                 if way == "constrained, drafted":
-                    masks.append(clock.seconds / spent)
+                    masks.append(sum(clock.seconds for clock in clocks) / spent)
                 if way.endswith("drafted"):
                     lengths[way].append(hf_specdec.last_metrics().mean_acceptance_length)
         identical += torch.equal(texts["constrained"], texts["constrained, drafted"])

@@ -32,6 +32,9 @@ class Rows(Protocol):
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""
 
+    def new_tokens(self, row: int) -> list[int]:
+        """The tokens of a row after its prompt."""
+
 
 EXPECTED_NEW_TOKENS = 1024
 """New tokens of a text without a maximum length for which memory with CUDA graphs is borrowed."""
@@ -93,6 +96,10 @@ class Sequences:
     def tokens(self, row: int, start: int) -> list[int]:
         """The tokens of a row from `start` on. Waits for the device."""
         return self._ids[row, start : self.lengths[row]].tolist()
+
+    def new_tokens(self, row: int) -> list[int]:
+        """The tokens of a row after the prompts. Waits for the device."""
+        return self.tokens(row, self.prompt_length)
 
     def roots(self) -> torch.Tensor:
         """The last token of every row, `[batch, 1]`, int64."""
@@ -220,6 +227,10 @@ class StepRows:
     def room(self, row: int) -> int:
         """Most draft tokens that a step of this row can use."""
         return self.requests[row].room
+
+    def new_tokens(self, row: int) -> list[int]:
+        """The tokens of a request after its prompt."""
+        return self.requests[row].new_tokens
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""

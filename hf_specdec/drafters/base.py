@@ -14,9 +14,10 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..grammar import GrammarMask, GrowingMask
 from ..models.encoders import EncoderInputs
 from ..plan import SpeculationPlan
-from ..sequences import Sequences
+from ..sequences import Rows, Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
 from ..trees.told import Belief
 from ..verification import BatchNoise, PositionNoise
@@ -26,7 +27,7 @@ from ..verification.draft_temperature import DraftTemperature
 if TYPE_CHECKING:
     from ..forwards.target import TreeTarget
     from ..graphs import GraphLoans, GraphStore
-    from .growth import Noise
+    from .growth import Noise, TokenLimits
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class DraftRequest:
             are drawn; without them, they are drawn by torch's generator.
         refine (`Callable`, *optional*): chooses the tree again from what the draft tells of the step at hand; see
             `TreeChoice.refine`.
+        grammars (`Sequence[GrammarMask]`, *optional*): the grammar of every row, None for one without.
         encoder (`EncoderInputs`, *optional*): what the target's encoder has read, if it has one.
         belief (`Callable`, *optional*): how captured steps read what the draft tells, by which they shape the plan's
             tree anew, with as many nodes and levels.
@@ -63,6 +65,7 @@ class DraftRequest:
     loans: GraphLoans | None = None
     noises: Sequence[PositionNoise] | None = None
     refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
+    grammars: Sequence[GrammarMask | None] | None = None
     encoder: EncoderInputs | None = None
     belief: Callable[[], Belief] | None = None
     reports_ranks: bool = False
@@ -79,6 +82,18 @@ class DraftRequest:
         if self.noises is None:
             return None
         return BatchNoise(self.noises, lengths, self.vocab_size, token_ids).at
+
+    def limits(self, sequences: Rows, token_ids: torch.Tensor | None = None) -> TokenLimits | None:
+        """
+        What hides tokens that the rows' grammars do not allow; None without a grammar. See `noise` for `token_ids`.
+        """
+        if self.grammars is None:
+            return None
+        rows = [
+            None if mask is None or sequences.room(row) <= 0 else (mask, sequences.new_tokens(row))
+            for row, mask in enumerate(self.grammars)
+        ]
+        return GrowingMask(rows, self.vocab_size, token_ids)
 
     def storage(
         self, model: PreTrainedModel, sequences: Sequences, most_slots: int, tokens_ratio: float = 1.0

@@ -11,7 +11,7 @@ from ..cache import TreeCache
 from ..checkpoints.layer_fields import windows_of
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .features import FeatureDrafter
-from .growth import LevelNodes, Noise, Warp, grow_from_positions
+from .growth import LevelNodes, Noise, TokenLimits, Warp, grow_from_positions
 
 
 class BlockDrafter(FeatureDrafter):
@@ -147,7 +147,8 @@ class BlockDrafter(FeatureDrafter):
         depth: int,
         warp: Warp | None = None,
         noise: Noise | None = None,
+        limits: TokenLimits | None = None,
     ) -> DraftTree:
-        if warp is None and not self.head.conditions:
+        if warp is None and limits is None and not self.head.conditions:
             return grow_from_positions(tree, self.all_logits, depth)
-        return super().grow(tree, root_logits, depth, warp, noise)
+        return super().grow(tree, root_logits, depth, warp, noise, limits)

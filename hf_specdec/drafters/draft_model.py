@@ -164,7 +164,8 @@ class DraftModelDrafter(Drafter):
     def _grown(self, tree: TokenTree | DynamicTree, sequences: Rows, room: list[int]) -> DraftTree | None:
         """The tree of every row, after `catch_up`."""
         noise = self.request.noise(sequences.lengths)
-        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn, noise)
+        limits = self.request.limits(sequences)
+        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn, noise, limits)
         draft = draft.to(sequences.device).within(room)
         if self.shared is None or not self.shared.draft_lacks_some:
             return draft

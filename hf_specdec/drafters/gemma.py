@@ -110,7 +110,7 @@ class GemmaDrafter(LastFeatureDrafter):
         self._begin(roots_of(sequences).to(self.device))
         noise = self.request.noise(sequences.lengths)
         depth, warp = min(max(room), tree.depth), self.request.warp_if_drawn
-        draft = grow(tree, self._root_logits, self.run_level, depth, warp, noise)
+        draft = grow(tree, self._root_logits, self.run_level, depth, warp, noise, self.request.limits(sequences))
         return draft.to(sequences.device).within(room)
 
     def _begin(self, roots: torch.Tensor) -> None:

@@ -44,7 +44,11 @@ class OneByOneDrafting(Drafting):
     def _propose(self, request: Request, asked: DraftRequest) -> DraftTree | None:
         try:
             drafter, sequences = self._of(request, asked)
-            drafter.request = replace(asked, noises=None if request.noise is None else [request.noise])
+            drafter.request = replace(
+                asked,
+                noises=None if request.noise is None else [request.noise],
+                grammars=None if request.options.grammar is None else [request.options.grammar],
+            )
             sequences.extend(0, request.tokens[sequences.lengths[0] :])
             draft = drafter.propose(sequences)
             if draft is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.utils import ModelOutput
@@ -11,7 +12,7 @@ from transformers.utils import ModelOutput
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..trees.forced import MOST_FORCED, with_forced
+from ..trees.forced import forced_chain, with_forced
 from ..trees.joining import join_drafts
 from ..verification import Walk
 from .captured import DraftGroup
@@ -81,6 +82,9 @@ class RequestStep:
             asked, noises = group.asked, [noise for row in group.rows if (noise := requests[row].noise) is not None]
             if len(noises) == len(group.rows):
                 asked = replace(asked, noises=noises)
+            grammars = [requests[row].options.grammar for row in group.rows]
+            if any(grammars):
+                asked = replace(asked, grammars=grammars)
             draft = engine.drafting.propose([requests[row] for row in group.rows], asked)
             if draft is not None:
                 parts.append((group.rows, draft))
@@ -90,15 +94,15 @@ class RequestStep:
 
     def _with_forced(self, draft: DraftTree) -> DraftTree:
         """The trees with the tokens that grammars ask for, in rows that have blocks for them."""
-        engine, chains = self._engine, {}
+        engine, missing = self._engine, {}
         for row, request in enumerate(self._requests if engine.speculates else ()):
             mask, options = request.options.grammar, request.options
             if mask is None or options.plan is None or request.is_over or request.draft_backoff.left:
                 continue
-            chain = mask.forced(request.tokens[len(request.prompt) :], min(request.room, MOST_FORCED))
+            node, chain = forced_chain(draft, row, partial(mask.forced, request.new_tokens), request.room)
             if chain and engine.pool.reserve(request.table, request.length + draft.num_nodes + len(chain)):
-                chains[row] = chain
-        return with_forced(draft, chains)
+                missing[row] = node, chain
+        return with_forced(draft, missing)
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         return self._engine.target.score(self._requests, draft)

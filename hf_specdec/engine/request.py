@@ -218,6 +218,11 @@ class Request:
         return len(self.tokens)
 
     @property
+    def new_tokens(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
     def needs_noise(self) -> bool:
         """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
         options = self.options
@@ -295,7 +300,7 @@ class Request:
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
             prompt_ids=self._prompt_told,
-            generated_tokens=self.tokens[len(self.prompt) :],
+            generated_tokens=self.new_tokens,
             logprobs=[one.value for one in self.logprobs],
             error=self.error,
             status=self.status if status is None else status,

@@ -93,6 +93,7 @@ class SpeculativeCall:
             self.noises,
             # Ranks must take the same tree, and their heads may differ by rounding.
             self.choice.refine if self.choice.reads_confidence and not self.ranks.are_several else None,
+            grammars=self.rows.grammars,
             encoder=self.call.encoder,
         )
         self.drafter.start(self.sequences, request)
@@ -121,7 +122,7 @@ class SpeculativeCall:
     def _with_forced(self, draft: DraftTree) -> DraftTree:
         """The trees with the tokens that the call's grammar asks for."""
         reads_branches = not self.target.forward.cache.counts_nodes
-        return with_forced(draft, self.rows.forced(MOST_FORCED) if self._may_speculate and reads_branches else {})
+        return with_forced(draft, self.rows.forced(draft) if self._may_speculate and reads_branches else {})
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         scored, outputs = self.target.score(draft)

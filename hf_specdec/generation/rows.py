@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ..engine.request import RequestOptions
+from ..grammar import GrammarMask
 from ..sequences import Sequences
+from ..trees import DraftTree
+from ..trees.forced import forced_chain
 from ..verification import PositionNoise, TargetDistribution, copies_per_row
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from .recording import Recorder
@@ -53,15 +57,20 @@ class CallRows:
             row.noise = noise
         return noises
 
-    def forced(self, most: int) -> dict[int, list[int]]:
-        """Up to `most` tokens that the call's grammar asks for next, by row; rows without any are missing."""
+    @property
+    def grammars(self) -> list[GrammarMask | None] | None:
+        """The grammar of every row; None if the call has none."""
+        found = [row.options.grammar for row in self._rows]
+        return found if any(found) else None
+
+    def forced(self, draft: DraftTree) -> dict[int, tuple[int, list[int]]]:
+        """What the call's grammar asks for below a node of every tree, by row; rows without it are missing."""
         found = {}
-        for row in self._rows:
-            mask, rests = row.options.grammar, self.sequences.resting[row.row]
-            if mask is not None and mask.start is not None and not rests:
-                tokens = self.sequences.tokens(row.row, mask.start)
-                found[row.row] = mask.forced(tokens, min(most, self.sequences.room(row.row)))
-        return {row: chain for row, chain in found.items() if chain}
+        for row, mask in enumerate(self.grammars or ()):
+            if mask is not None and not self.sequences.resting[row]:
+                forced = partial(mask.forced, self.sequences.new_tokens(row))
+                found[row] = forced_chain(draft, row, forced, self.sequences.room(row))
+        return {row: (node, chain) for row, (node, chain) in found.items() if chain}
 
     def distribution(self, logits: torch.Tensor) -> TargetDistribution:
         """p in a step with these logits, `[batch, nodes + 1, vocab]`."""

@@ -3,13 +3,23 @@ Structured output: a grammar of llguidance says at every token which tokens may 
 
     compiled.py    a grammar for one tokenizer and its end tokens
     texts.py       where one text stands in its grammar: allowed tokens, forced tokens
+    growing.py     what may come at the nodes of a tree that grows
     mask.py        the logits processor that lets only allowed tokens through
     options.py     `grammar=` among the options of a call or request
 """
 
 from .compiled import CompiledGrammar, llguidance_of
+from .growing import GrowingMask
 from .mask import GrammarMask, grammar_in
 from .options import grammar_mask, with_grammar
 
 
-__all__ = ["CompiledGrammar", "GrammarMask", "grammar_in", "grammar_mask", "llguidance_of", "with_grammar"]
+__all__ = [
+    "CompiledGrammar",
+    "GrammarMask",
+    "GrowingMask",
+    "grammar_in",
+    "grammar_mask",
+    "llguidance_of",
+    "with_grammar",
+]

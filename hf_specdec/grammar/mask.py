@@ -43,15 +43,23 @@ class GrammarMask(LogitsProcessor):
         allowed = torch.cat([as_bools(one, scores.shape[1], scores.device) for one in bits])
         return scores.masked_fill(~allowed, -torch.inf)
 
-    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
+    def forced(self, tokens: list[int], path: list[int], most: int) -> list[int]:
         """
-        Up to `most` tokens that the grammar asks for after the first row's new `tokens`; none after a text that it
-        does not let through, as that of a row that has failed.
+        Up to `most` tokens that the grammar asks for after the first row's new `tokens` and a path in its tree; none
+        after a text that it does not let through, as that of a row that has failed.
         """
         try:
-            return self._at(0, tokens).forced(most) if most > 0 else []
+            return self._at(0, tokens + path).forced(most) if most > 0 else []
         except ValueError:
             return []
+
+    def allowed_after(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """What may come after the first row's new `tokens`, see `GrammarText.allowed`; None after no such text."""
+        try:
+            text = self._at(0, tokens)
+            return None if text.has_ended else text.allowed()
+        except ValueError:
+            return None
 
     def num_allowed(self, tokens: Sequence[int], further: Sequence[int]) -> int:
         """

@@ -23,7 +23,8 @@ class GrammarText:
     def __init__(self, matcher: Any, end_tokens: frozenset[int]):
         self._matcher, self._end_tokens = matcher, end_tokens
         self._tokens: list[int] = []
-        self._has_ended = False
+        self.has_ended = False
+        """Whether there is an end token among the tokens."""
 
     def follow(self, tokens: Sequence[int]) -> None:
         """
@@ -36,7 +37,7 @@ class GrammarText:
         if shared < len(self._tokens):
             self._matcher.rollback(len(self._tokens) - shared)
             del self._tokens[shared:]
-        self._has_ended = any(token in self._end_tokens for token in tokens[shared:])
+        self.has_ended = any(token in self._end_tokens for token in tokens[shared:])
         new = list(itertools.takewhile(lambda token: token not in self._end_tokens, tokens[shared:]))
         taken = self._matcher.try_consume_tokens(new)
         self._tokens += new[:taken]
@@ -62,7 +63,7 @@ class GrammarText:
         Raises:
             ValueError: if there is none.
         """
-        if self._has_ended:
+        if self.has_ended:
             return self._ends()
         self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -81,11 +82,11 @@ class GrammarText:
         """
         for count, token in enumerate(tokens):
             if token in self._end_tokens:
-                if not self._has_ended and not self._matcher.is_accepting():
+                if not self.has_ended and not self._matcher.is_accepting():
                     return count
-                self._has_ended = True
+                self.has_ended = True
             elif (
-                self._has_ended or self.forced(1) not in ([], [token]) or not self._matcher.try_consume_tokens([token])
+                self.has_ended or self.forced(1) not in ([], [token]) or not self._matcher.try_consume_tokens([token])
             ):
                 return count
             else:
@@ -94,7 +95,7 @@ class GrammarText:
 
     def forced(self, most: int) -> list[int]:
         """Up to `most` tokens that the grammar asks for next; fewer, or none, where there is a choice."""
-        return [] if self._has_ended or self._matcher.is_error() else self._matcher.compute_ff_tokens()[:most]
+        return [] if self.has_ended or self._matcher.is_error() else self._matcher.compute_ff_tokens()[:most]
 
     def _ends(self) -> np.ndarray:
         """The end tokens alone, as `allowed` returns them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,22 +47,42 @@ class ForcedDraft(DraftTree):
         return self.drafted, own
 
 
-def with_forced(draft: DraftTree, chains: Mapping[int, Sequence[int]]) -> DraftTree:
+def forced_chain(
+    draft: DraftTree, row: int, forced: Callable[[list[int], int], list[int]], room: int
+) -> tuple[int, list[int]]:
     """
-    The tree with a chain of tokens from the root on, for some rows: it shares the nodes that the drafter has proposed
-    already, and goes on below them.
+    A node of a row's tree, and the tokens that have to come below it and are not in the tree. The way to the node is
+    by tokens that have to come, and by first children elsewhere.
 
     Args:
         draft (`DraftTree`): the tree of every row.
-        chains (`Mapping[int, Sequence[int]]`): tokens by row.
+        row (`int`): the row.
+        forced (`Callable`): up to a number of tokens that have to come after others in the tree.
+        room (`int`): most levels.
     """
-    missing: dict[int, tuple[int, Sequence[int]]] = {}
-    for row, chain in chains.items():
-        node, place = 0, 0
-        while place < len(chain) and (child := draft.child_with(row, node, chain[place])) is not None:
-            node, place = child, place + 1
-        if place < len(chain):
-            missing[row] = node, chain[place:]
+    node, path = 0, list[int]()
+    while True:
+        chain = forced(path, min(room - len(path), MOST_FORCED))
+        for place, token in enumerate(chain):
+            child = draft.child_with(row, node, token)
+            if child is None:
+                return node, chain[place:]
+            node, path = child, [*path, token]
+        tokens = draft.tokens_list[row]
+        first = next((child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0), None)
+        if first is None:
+            return node, []
+        node, path = first, [*path, tokens[first - 1]]
+
+
+def with_forced(draft: DraftTree, missing: Mapping[int, tuple[int, Sequence[int]]]) -> DraftTree:
+    """
+    The tree with a chain of tokens below a node, for some rows.
+
+    Args:
+        draft (`DraftTree`): the tree of every row.
+        missing (`Mapping[int, tuple[int, Sequence[int]]]`): by row the node and the tokens, see `forced_chain`.
+    """
     if not missing:
         return draft
     batch_size, count = len(draft.tokens), draft.num_nodes
@@ -76,13 +96,16 @@ def with_forced(draft: DraftTree, chains: Mapping[int, Sequence[int]]) -> DraftT
         parents[row][: len(own)] = [node, *range(count + 1, count + len(own))]
     device, topology = draft.tokens.device, draft.topology
     drafted_valid = torch.ones_like(draft.tokens, dtype=torch.bool) if draft.valid is None else draft.valid
-    deepest = max(len(chains[row]) for row in missing)
     return ForcedDraft(
         torch.cat([draft.tokens, torch.tensor(tokens, device=device)], dim=1),
         Topology.of_parents(
             torch.cat([topology.parents.expand(batch_size, -1), torch.tensor(parents, device=device)], dim=1),
-            max(topology.depth, deepest),
+            max(topology.depth, *(_depth_of(topology, row, node) + len(own) for row, (node, own) in missing.items())),
         ),
         torch.cat([drafted_valid, torch.tensor(valid, device=device)], dim=1),
         drafted=draft,
     )
+
+
+def _depth_of(topology: Topology, row: int, node: int) -> int:
+    return int(topology.depths[row if topology.rows > 1 else 0, node])

@@ -47,11 +47,14 @@ def test_greedy_texts(target: PreTrainedModel, draft: PreTrainedModel, inputs_of
 
 
 def test_forced_tokens_are_proposed(target: PreTrainedModel, inputs_of: Any, monkeypatch: pytest.MonkeyPatch):
-    """`start` in the first step, whatever the drafter says; and any chain that does not fit is refused."""
+    """
+    `start` in the first step, whatever the drafter says, `end` below what it proposes; and any chain that does not fit
+    is refused.
+    """
     options: dict[str, Any] = {"max_new_tokens": 60, "assistant_model": NgramDraft(), "tree": "chain:2"}
     expected = constrained(target, inputs_of[1], LINES, **options)
     accepted = last_metrics().accepted_per_step[0]
-    assert accepted[0] >= 4 and accepted.count(2) > 1
+    assert accepted[0] >= 4 and max(accepted[1:]) > 2
     for wrong in ([3, 3], [4, 4, 4], [2]):
         monkeypatch.setattr(
             "hf_specdec.grammar.texts.GrammarText.forced", lambda self, most, wrong=wrong: wrong[:most]

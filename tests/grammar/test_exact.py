@@ -14,6 +14,8 @@ from support.sampling import LENGTH, METHODS, PROMPT, VOCAB, a_draft, the_target
 from transformers import LogitsProcessorList
 
 from hf_specdec import SpeculativeConfig, last_metrics
+from hf_specdec.drafters.growth import Draws
+from hf_specdec.grammar import GrowingMask
 from hf_specdec.grammar.texts import GrammarText
 from hf_specdec.trees.forced import ForcedDraft
 
@@ -31,11 +33,11 @@ def expected(grammar: str) -> torch.Tensor:
     return enumerate_tokens(the_target(), PROMPT, LENGTH, logits_processor=LogitsProcessorList([mask]))
 
 
-def sampled(config: SpeculativeConfig, assistant: Any, grammar: str) -> Fit:
+def sampled(config: SpeculativeConfig, assistant: Any, grammar: str, rows: int = ROWS) -> Fit:
     tokens = sample_tokens(
         the_target(),
         PROMPT,
-        ROWS,
+        rows,
         LENGTH,
         assistant_model=assistant,
         speculative_config=config,
@@ -86,8 +88,24 @@ def test_proposed_tokens_are_no_drawn_ones(monkeypatch: pytest.MonkeyPatch):
     """A wrong version: what the grammar proposes counts as drawn from the draft's distribution."""
     monkeypatch.setattr(ForcedDraft, "is_drawn", lambda self, node: True)
     monkeypatch.setattr(ForcedDraft, "scores_of", lambda self, row, node: _scores_or_none(self, row, node))
-    found = sampled(METHODS["rejection, irregular"], a_draft("noisy"), CHOICE)
+    found = sampled(METHODS["rejection, irregular"], a_draft("noisy"), CHOICE, rows=2 * ROWS)
     assert found.p_value < SIGNIFICANCE
+
+
+def test_q_is_what_the_grammar_leaves(monkeypatch: pytest.MonkeyPatch):
+    """A wrong version: children are drawn after the mask, and verified as if drawn before it."""
+    before: list[torch.Tensor] = []
+    masked = GrowingMask._masked
+    monkeypatch.setattr(GrowingMask, "_masked", lambda self, logits: before.append(logits) or masked(self, logits))
+
+    def of_tree(self: Draws) -> dict[str, Any]:
+        scores = torch.cat([self._warp(logits) for logits in before], dim=1)
+        before.clear()
+        return {"scores": scores}
+
+    monkeypatch.setattr(Draws, "of_tree", of_tree)
+    found = sampled(METHODS["rejection, irregular"], a_draft("noisy"), CHOICE)
+    assert found.p_value < SIGNIFICANCE, found
 
 
 def _scores_or_none(draft: ForcedDraft, row: int, node: int) -> torch.Tensor:

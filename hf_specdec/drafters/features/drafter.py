@@ -19,7 +19,7 @@ from ...models.structure import execution_device
 from ...sequences import Rows, Sequences
 from ...trees import DraftTree, DynamicTree, TokenTree
 from ..base import Drafter, DraftRequest
-from ..growth import LevelNodes, Noise, Warp, grow
+from ..growth import LevelNodes, Noise, TokenLimits, Warp, grow
 from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
 from .checks import check_sizes, in_draft_vocabulary
 
@@ -179,7 +179,8 @@ class FeatureDrafter(Drafter):
             depth = min(levels, refined.depth)
             tree = (refined.truncate(depth) if isinstance(refined, TokenTree) else None) or refined
         noise = self.request.noise(sequences.lengths, self.target_ids)
-        draft = self.grow(tree, root_logits, depth, self.request.warp_if_drawn, noise)
+        limits = self.request.limits(sequences, self.target_ids)
+        draft = self.grow(tree, root_logits, depth, self.request.warp_if_drawn, noise, limits)
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
         return draft.to(sequences.device).within(room)
 
@@ -329,9 +330,10 @@ class FeatureDrafter(Drafter):
         depth: int,
         warp: Warp | None = None,
         noise: Noise | None = None,
+        limits: TokenLimits | None = None,
     ) -> DraftTree:
         """Grows the tree that `begin_tree` has begun; see `growth.grow`."""
-        return grow(tree, root_logits, self.run_level, depth, warp, noise)
+        return grow(tree, root_logits, self.run_level, depth, warp, noise, limits)
 
     def read_rows(self, tokens: torch.Tensor, position_depths: torch.Tensor | None, inputs: dict[str, Any]) -> Any:
         """The head's output for consecutive rows after the cache; `inputs` are keyword arguments of its forward."""

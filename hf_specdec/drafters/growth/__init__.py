@@ -24,7 +24,7 @@ from .budgeted import grow_budgeted
 from .drawing import Draws, Tempered, draw_without_replacement
 from .dynamic import grow_dynamic
 from .likeliest import LikeliestNodes
-from .nodes import LevelNodes, Noise, RunLevel, Warp
+from .nodes import LevelNodes, Noise, RunLevel, TokenLimits, Warp
 from .positions import grow_from_positions
 from .reread import RereadNodes, num_forwarded
 from .static import grow_drawn, grow_static, held_levels
@@ -39,6 +39,7 @@ __all__ = [
     "RereadNodes",
     "RunLevel",
     "Tempered",
+    "TokenLimits",
     "Warp",
     "best_tokens",
     "draw_without_replacement",
@@ -60,6 +61,7 @@ def grow(
     depth: int,
     warp_if_drawn: Warp | None = None,
     noise: Noise | None = None,
+    limits: TokenLimits | None = None,
 ) -> DraftTree:
     """
     Fills a tree with the draft's best tokens, or with tokens drawn from the draft's distribution q.
@@ -71,7 +73,10 @@ def grow(
             the draft's best tokens.
         noise (`Callable`, *optional*): the noise by which children are drawn; by default it comes from torch's
             generator.
+        limits (`TokenLimits`, *optional*): hides tokens that may not come where they would stand. q is what is left.
     """
+    if limits is not None:
+        root_logits, run_level = limits.at_root(root_logits), _limited(run_level, limits)
     if warp_if_drawn is not None:
         if isinstance(tree, DynamicTree):
             return grow_budgeted(tree, root_logits, run_level, warp_if_drawn, depth, noise)
@@ -83,3 +88,7 @@ def grow(
 
         return grow_dynamic(tree, best_tokens(root_logits, tree.top_k), expand, depth)
     return grow_static(tree, root_logits, run_level)
+
+
+def _limited(run_level: RunLevel, limits: TokenLimits) -> RunLevel:
+    return lambda nodes: limits.below(nodes, run_level(nodes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -38,6 +39,16 @@ Noise = Callable[[int, torch.Tensor], torch.Tensor]
 Gives minus the Gumbel noise by which a level's children are drawn, `[batch, 1, vocab]`, for the level (from 0) and the
 scores `[batch, queries, vocab]`; see `PositionNoise`.
 """
+
+
+class TokenLimits(Protocol):
+    """Says which tokens may come in a tree, level by level as it grows. Hidden ones have -inf."""
+
+    def at_root(self, logits: torch.Tensor) -> torch.Tensor:
+        """The draft's logits at the root, `[batch, vocab]`."""
+
+    def below(self, nodes: LevelNodes, logits: torch.Tensor) -> torch.Tensor:
+        """Those of the next level's nodes, `[batch, queries, vocab]`."""
 
 
 def attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:

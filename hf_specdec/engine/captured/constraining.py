@@ -34,7 +34,7 @@ def constrained(request: Request, tokens: list[int], logits_at: Callable[[int], 
     mask = request.options.grammar
     if mask is None:
         return tokens
-    count = mask.num_allowed(request.tokens[len(request.prompt) :], tokens)
+    count = mask.num_allowed(request.new_tokens, tokens)
     if count == len(tokens):
         return tokens
     kept, logits = tokens[:count], logits_at(count)[None].float()
