@@ -30,6 +30,7 @@ from ..plan import SpeculationPlan
 from ..ranks import Ranks, is_sharded
 from ..verification.log_probabilities import LogprobOptions, Mode
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
+from .content import content_of
 from .model_inputs import checked_inputs, split_prompt
 from .preparing import Preparations, Prepared, prepare_inputs
 
@@ -46,6 +47,7 @@ class Admission:
         config (`SpeculativeConfig`): how requests speculate.
         returns_logprobs (`bool`, *optional*, defaults to `False`): whether results have the log-probabilities of their
             tokens, by default.
+        shares_prefixes (`bool`, *optional*, defaults to `False`): whether texts that begin alike share blocks.
 
     Raises:
         ValueError, TypeError: for a target, draft or option that cannot be served.
@@ -59,6 +61,7 @@ class Admission:
         generation_config: GenerationConfig | BaseConfig | None,
         config: SpeculativeConfig,
         returns_logprobs: bool = False,
+        shares_prefixes: bool = False,
     ):
         if is_sharded(model):
             raise ValueError(
@@ -69,6 +72,7 @@ class Admission:
         check_batching(model)
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
         self.config, self.ranks, self._returns_logprobs = config, Ranks.of(model), returns_logprobs
+        self._shares_prefixes = shares_prefixes
         self._stream: torch.cuda.Stream | None = None
         self._preparations = Preparations(model)
         self.pool: BlockPool | None = None
@@ -160,6 +164,8 @@ class Admission:
         most = self._longest_in_chunks
         is_whole = bool(values) or (most is not None and len(prompt) > most)
         inputs = PromptInputs(values, partial(prepare_inputs, self.model, prompt)) if is_whole else None
+        if inputs is not None and self._shares_prefixes and most is None:
+            inputs.content = content_of(self.model, prompt, values)
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)

@@ -70,8 +70,15 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         self.model = model
         drafter = as_drafter(assistant_model)
         self._limits = Limits.of(continuous_batching_config, model.device, num_parameters_of(model))
-        returns_logprobs = self._limits.return_logprobs
-        self._admission = Admission(model, assistant_model, drafter, generation_config, config, returns_logprobs)
+        self._admission = Admission(
+            model,
+            assistant_model,
+            drafter,
+            generation_config,
+            config,
+            self._limits.return_logprobs,
+            self._limits.shares_prefixes,
+        )
         self._ranks = Ranks.of(model)
         num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], self._admission.most_nodes))
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)

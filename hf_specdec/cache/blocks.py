@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 ZERO_BLOCK = 0
@@ -56,6 +57,8 @@ class BlockPool:
         """Kept blocks that no table has, the least recently used first."""
         self.drafted: set[int] = set()
         """Kept blocks that have the draft's K/V as well."""
+        self.shifts: dict[int, Any] = {}
+        """By kept block, the position shift of the text there, if it is not that of texts; see `Request`."""
 
     @property
     def num_free(self) -> int:
@@ -134,10 +137,10 @@ class BlockPool:
             table.num_changes += 1
         table.num_shared = max(table.num_shared, len(blocks))
 
-    def keep(self, block: int, key: bytes, is_drafted: bool) -> None:
+    def keep(self, block: int, key: bytes, is_drafted: bool, shift: Any = None) -> None:
         """
         Keeps a table's block under a key, unless another one is that has as much of it; `is_drafted`: whether it has
-        the draft's K/V.
+        the draft's K/V, `shift`: see `shifts`.
         """
         before = self._blocks.get(key)
         if before is not None and before != block:
@@ -147,6 +150,8 @@ class BlockPool:
         self._blocks[key], self._keys[block] = block, key
         if is_drafted:
             self.drafted.add(block)
+        if shift is not None:
+            self.shifts[block] = shift
 
     def forget(self) -> None:
         """Keeps no block any more. Tables have theirs until they release them."""
@@ -156,6 +161,7 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         del self._blocks[self._keys.pop(block)]
         self.drafted.discard(block)
+        self.shifts.pop(block, None)
         if block in self._idle:
             del self._idle[block]
             self._free.append(block)

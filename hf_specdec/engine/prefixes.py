@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import torch
 from transformers.utils import logging
 
 from ..cache.paged_cache import PagedCache
@@ -132,7 +133,8 @@ class PrefixCache:
         own, its = self._reading[request], self._reading[other]
         common = bisect(range(min(len(own), len(its))), False, key=lambda number: own[number] != its[number])
         left = other.length - self._cache.length_of(other.table)
-        return 2 * (common - request.table.num_shared) * self._pool.block_size >= left
+        size, num_shared = self._pool.block_size, request.table.num_shared
+        return _is_enough(request, common * size) and 2 * (common - num_shared) * size >= left
 
     def _stop_reading(self, request: Request) -> None:
         for key in self._reading.pop(request):
@@ -156,7 +158,7 @@ class PrefixCache:
             self._keep(request)
 
     def _shares(self, request: Request) -> bool:
-        return self.is_on and request.inputs is None
+        return self.is_on and (request.inputs is None or request.inputs.content is not None)
 
     def _take(self, request: Request) -> None:
         """Gives a request the kept blocks that its text begins with, if these are more than it has of others."""
@@ -168,16 +170,17 @@ class PrefixCache:
             shared = table.blocks[: len(blocks)]  # the first may be older ones with the same tokens
             drafted = next((number for number, one in enumerate(shared) if one not in self._pool.drafted), len(shared))
             self._drafting.take_prefix(request, drafted * size)
+            request.position_shift = self._pool.shifts.get(blocks[-1], request.position_shift)
 
     def _found(self, request: Request) -> list[int]:
-        """The kept blocks that a request's text begins with, in their order."""
+        """The kept blocks that a request's text begins with, in order; none, if some of its images are behind."""
         blocks, needs_draft = [], self._needs_draft(request)
         for key in self._keys_before_last(request):
             block = self._pool.find(key)
             if block is None or (needs_draft and block not in self._pool.drafted):
                 break
             blocks.append(block)
-        return blocks
+        return blocks if _is_enough(request, len(blocks) * self._pool.block_size) else []
 
     def _keep(self, request: Request) -> None:
         """Keeps the full blocks of a request's committed tokens."""
@@ -186,9 +189,11 @@ class PrefixCache:
             return
         cached = min(self._cache.length_of(table), request.length)
         drafted = self._drafting.num_cached(request)
+        if request.table in self._cache.prompt_positions:  # another request would not have them
+            return
         for number, key in enumerate(self._keys(request)[: cached // size]):
             is_drafted = drafted is None or (number + 1) * size <= drafted
-            self._pool.keep(table.blocks[number], key, is_drafted)
+            self._pool.keep(table.blocks[number], key, is_drafted, _shift_of(request, (number + 1) * size))
 
     def _needs_draft(self, request: Request) -> bool:
         return self._drafting.reads_features and self._is_drafted_for(request)
@@ -211,8 +216,9 @@ class PrefixCache:
             keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted
             while len(keys) < most:
                 first = len(keys) * size
-                tokens = array("q", request.tokens[first : first + size + ahead])
-                keys.append(sha256((keys[-1] if keys else _root_of(request)) + tokens.tobytes()).digest())
+                tokens = array("q", request.tokens[first : first + size + ahead]).tobytes()
+                before = keys[-1] if keys else _root_of(request)
+                keys.append(sha256(before + tokens + _content_of(request, first + size + ahead)).digest())
             request.block_keys = keys
         return request.block_keys
 
@@ -234,6 +240,22 @@ class PrefixCache:
         """Forgets all blocks if the models' weights have changed since the last call; see `WeightsVersion`."""
         if self.is_on and self._ranks.least(int(not self._version.has_changed(models))) == 0:
             self.forget()
+
+
+def _is_enough(request: Request, length: int) -> bool:
+    """Whether so many tokens at the start of a request's text can be taken over: all of its images, or none."""
+    return length >= request.num_read_whole
+
+
+def _shift_of(request: Request, length: int) -> torch.Tensor | None:
+    """The position shift that another request takes over with so many tokens; None if it is that of texts."""
+    return request.position_shift if _is_enough(request, length) else None
+
+
+def _content_of(request: Request, end: int) -> bytes:
+    """What the inputs beside the tokens of a prompt say, if they stand for a token before `end`."""
+    content = None if request.inputs is None else request.inputs.content
+    return b"" if content is None or content.first >= end else content.digest
 
 
 def _root_of(request: Request) -> bytes:

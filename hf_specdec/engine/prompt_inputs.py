@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Content(NamedTuple):
+    """
+    What the inputs of a prompt say, and where: of two prompts that are equal up to the end, with equal digests, the
+    model makes the same there, and what follows is text.
+
+    Args:
+        digest (`bytes`): SHA-256 of the inputs.
+        first, end (`int`): where the tokens for which they stand begin and end.
+    """
+
+    digest: bytes
+    first: int
+    end: int
 
 
 @dataclass(eq=False)
@@ -22,8 +37,10 @@ class PromptInputs:
             arguments that `generate` hands to a decoding method.
         tokens (`torch.Tensor` of shape `[requests, columns]`, int64, *optional*): the prompts of all requests, padded
             on the left, as the model reads them. None for the one request's own.
+        content (`Content`, *optional*): what the prompt may share with others; None if it shares nothing.
     """
 
     values: dict[str, Any]
     prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
     tokens: torch.Tensor | None = None
+    content: Content | None = None

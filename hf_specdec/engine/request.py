@@ -223,6 +223,13 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def num_read_whole(self) -> int:
+        """Tokens at the start of the prompt that are read with the whole of it, or taken over from others together."""
+        if self.inputs is None:
+            return 0
+        return len(self.prompt) if self.inputs.content is None else self.inputs.content.end
+
+    @property
     def needs_noise(self) -> bool:
         """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
         options = self.options

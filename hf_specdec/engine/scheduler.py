@@ -155,8 +155,8 @@ class Scheduler:
         if not self._prefilling:
             return  # as in most steps
         for request in list(self.active):
-            if not self._is_read_whole(request):
-                continue  # with another
+            if request.inputs is None or self.prefixes.waits(request) or not self._is_read_whole(request):
+                continue  # the last with another
             together = [one for one in self.active if one.inputs is request.inputs]
             whole = Chunk(together, [len(one.prompt) for one in together], is_whole=True)
             # One that is longer than a step may read is read all the same.
@@ -185,8 +185,8 @@ class Scheduler:
 
     def _is_read_whole(self, request: Request) -> bool:
         """Whether the next that is read of a request is its prompt as a whole; see `PromptInputs`."""
-        is_unread = request.inputs is not None and request.status == RequestStatus.PREFILLING
-        return is_unread and self.cache.length_of(request.table) < len(request.prompt)
+        is_unread = request.status == RequestStatus.PREFILLING
+        return is_unread and self.cache.length_of(request.table) < request.num_read_whole
 
     def _num_unread(self, request: Request) -> int:
         return request.length - self.cache.length_of(request.table)

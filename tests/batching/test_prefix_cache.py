@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import vision
 from support.adapters import adapted, alone
-from support.batches import assert_nothing_left, limits, manager_of, runs_of_steps, steps_to_the_end, text_alone
+from support.batches import assert_nothing_left, limits, manager_of, run_together, runs_of_steps, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import install_stand_in
 from support.heads import tiny_block_head, tiny_head, trained_head
@@ -61,20 +60,8 @@ def requests_of(manager: SpeculativeBatchingManager, prompts: list[list[int]], *
     return [manager._admission.request(str(n), prompt, options, **own) for n, prompt in enumerate(prompts)]
 
 
-def run(manager: SpeculativeBatchingManager, requests: list[Request]) -> list[list[int]]:
-    """The texts of requests that come together, without their prompts."""
-    engine = manager.engine
-    with engine.running():
-        for request in requests:
-            engine.scheduler.add(request)
-        for _ in steps_to_the_end(engine):
-            pass
-    assert not any(request.error for request in requests)
-    return [request.tokens[len(request.prompt) :] for request in requests]
-
-
 def write(manager: SpeculativeBatchingManager, *prompts: list[int], **options: Any) -> list[list[int]]:
-    return run(manager, requests_of(manager, list(prompts), **options))
+    return run_together(manager, requests_of(manager, list(prompts), **options))
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
@@ -125,7 +112,7 @@ def test_turns_and_a_shared_beginning(kind: str, captured: bool, monkeypatch: py
         dialogues = [system + random_tokens(5, seed) for seed in (1, 2)]
         for turn in range(3):
             requests = requests_of(manager, [*dialogues, system + random_tokens(3, 7 + turn)])
-            texts = run(manager, requests)
+            texts = run_together(manager, requests)
             for dialogue, text in zip(dialogues, texts, strict=False):
                 assert text == text_alone(the_target(dtype), dialogue, max_new_tokens=9)
                 dialogue += text + random_tokens(4, turn)
@@ -287,26 +274,9 @@ def test_adapters(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for adapter in choices:
         options = {"max_new_tokens": 9, "do_sample": False}
         manager.engine.target.adapters.check(adapter)
-        texts += run(manager, [manager._admission.request("one", prompt, options, adapter=adapter)])
+        texts += run_together(manager, [manager._admission.request("one", prompt, options, adapter=adapter)])
     expected = [alone(model, adapter, prompt, max_new_tokens=9) for adapter in choices]
     assert (texts == expected and manager.state.num_prefix_hits == 16) != is_wrong
-
-
-@pytest.mark.parametrize("captured", [False, True])
-def test_images(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal tokens with other images, and without any."""
-    if captured:
-        install_stand_in(monkeypatch, with_kernel=True)
-    model, inputs = vision.VISION_MODELS["qwen2_vl"][0](), vision.ragged_image_prompts("qwen2_vl")[0]
-    other = inputs | {"pixel_values": -3 * inputs["pixel_values"].flip(-1)}
-    manager = model.init_continuous_batching(assistant_model=NgramDraft(), continuous_batching_config=limits())
-    options = {"do_sample": False, "max_new_tokens": 12}
-    with manager:
-        for prompt in (inputs, other, inputs):
-            text = manager.get_result(manager.add_request(prompt, **options)).generated_tokens
-            expected = model.generate(**prompt, **options)
-            assert text == expected[0, inputs["input_ids"].shape[1] :].tolist()
-    assert_nothing_left(manager)
 
 
 @pytest.mark.parametrize("how", ["in place", "by data", "replaced", "draft", "told"])
@@ -334,7 +304,7 @@ def test_other_weights(how: str) -> None:
             manager.reset_prefix_cache()
         else:
             layer.weight.mul_(-1.0)
-    run(manager, [])
+    run_together(manager, [])
     with engine.running():
         while not running.is_over:
             list(engine.step())
@@ -427,7 +397,7 @@ def test_earlier_weights_beside_later_ones() -> None:
         list(engine.step())
         assert one.table.num_shared == 2
         assert engine.drafting.cache.length_of(one.table) >= 8
-    run(manager, [])
+    run_together(manager, [])
     assert one.tokens[41:] == text_alone(the_target(), [*prompt, 5], max_new_tokens=4)
 
 
@@ -449,7 +419,7 @@ def test_blocks_of_others_outlive_a_failure(kind: str) -> None:
         engine.bookkeeping.mark_nan_of_failed([one])
         engine.end(one)
     assert manager.state.num_prefix_hits == 32
-    run(manager, [])
+    run_together(manager, [])
     assert other.tokens[19:] == text_alone(the_target(), [*prompt, 6], **options)
     assert_nothing_left(manager)
 

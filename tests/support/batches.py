@@ -79,6 +79,18 @@ def steps_to_the_end(engine: Engine) -> Iterator[list[Request]]:
         yield ended
 
 
+def run_together(manager: SpeculativeBatchingManager, requests: list[Request]) -> list[list[int]]:
+    """The texts of requests that come together, without their prompts."""
+    engine = manager.engine
+    with engine.running():
+        for request in requests:
+            engine.scheduler.add(request)
+        for _ in steps_to_the_end(engine):
+            pass
+    assert not any(request.error for request in requests)
+    return [request.tokens[len(request.prompt) :] for request in requests]
+
+
 def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
     """Asserts that all blocks are free and nothing is known of any request."""
     state = manager.state

@@ -1,0 +1,59 @@
+"""What the images of a prompt hold, and where they stand: prompts that are equal in both may share their K/V."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..engine.prompt_inputs import Content
+
+
+_KINDS = "image|img|video|audio|speech|sound|visi|visu|frame|document|[be]o[iav]"
+_NAMES = re.compile(rf".*({_KINDS}).*token_(id|index|ids)$")
+"""Names of fields of a config that tell tokens for which something other than text stands, or that are around it."""
+
+
+def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]) -> Content | None:
+    """
+    What a prompt's inputs beside its tokens (`checked_inputs`) say, and where; None if it is not known where. Those
+    with an integer for each token say by it that something stands there: `mm_token_type_ids`, for one.
+    """
+    by_token = {name: value for name, value in values.items() if _is_by_token(value, len(prompt))}
+    special = {token for config in _configs(model.config) for token in _special_tokens(config)}
+    places = {place for place, token in enumerate(prompt) if token in special}
+    for value in by_token.values():
+        places.update(value.view(-1).nonzero()[:, 0].tolist())
+    if not places:
+        return None
+    first, end = min(places), max(places) + 1
+    said = sha256()
+    for name, value in sorted(values.items()):
+        if isinstance(value, torch.Tensor):
+            own = value.reshape(-1)[:end] if name in by_token else value
+            said.update(repr((name, own.dtype, tuple(own.shape))).encode())
+            said.update(own.contiguous().view(-1).view(torch.uint8).numpy().data)
+        else:
+            said.update(repr((name, value)).encode())
+    return Content(said.digest(), first, end)
+
+
+def _is_by_token(value: Any, num_tokens: int) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+    return is_tensor and not value.is_floating_point() and value.numel() == value.shape[-1] == num_tokens
+
+
+def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    own = (getattr(config, name, None) for name in config.sub_configs)
+    yield from (one for one in own if isinstance(one, PreTrainedConfig))
+
+
+def _special_tokens(config: PreTrainedConfig) -> Iterator[int]:
+    for name, value in vars(config).items():
+        if _NAMES.match(name):
+            yield from value if isinstance(value, list | tuple) else [value]

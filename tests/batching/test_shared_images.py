@@ -1,0 +1,162 @@
+"""Prompts with images share what is equal in tokens and images: nothing but the time is different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import vision
+from support.batches import assert_nothing_left, manager_of, run_together, text_alone
+from support.graphs import install_stand_in
+from support.heads import tiny_head
+from support.models import noisy_copy
+from support.vision import Inputs
+from transformers import PreTrainedModel
+
+from hf_specdec import NgramDraft
+from hf_specdec.batching import Limits
+from hf_specdec.batching.content import content_of
+from hf_specdec.engine import prefixes, target
+
+
+SIZE = 4
+DRAFTS: dict[str, Callable[[PreTrainedModel], Any]] = {
+    "ngram": lambda model: NgramDraft(),
+    "model": noisy_copy,
+    "head": tiny_head,
+}
+
+
+@cache
+def the_target(name: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return vision.VISION_MODELS[name][0]().to(dtype)
+
+
+def manager_for(name: str, kind: str = "ngram", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    model = the_target(name, dtype)
+    own = Limits(**{"num_blocks": 200, "block_size": SIZE, "chunk_size": 16, **options})
+    return manager_of(model, DRAFTS[kind](model), continuous_batching_config=own)
+
+
+def with_more(inputs: Inputs, tokens: list[int]) -> Inputs:
+    """Inputs of a prompt that goes on with these tokens."""
+    new = torch.tensor([tokens])
+    more = {"input_ids": new, "attention_mask": torch.ones_like(new)}
+    types = dict.fromkeys(("mm_token_type_ids", "token_type_ids"), torch.zeros_like(new))
+    added = {name: value for name, value in (more | types).items() if name in inputs}
+    return inputs | {name: torch.cat([inputs[name], value], dim=1) for name, value in added.items()}
+
+
+def other_image(inputs: Inputs) -> Inputs:
+    return inputs | {"pixel_values": -3 * inputs["pixel_values"].flip(-1)}
+
+
+def plain(name: str, inputs: Inputs, count: int = 9) -> list[int]:
+    text = the_target(name).generate(**inputs, do_sample=False, max_new_tokens=count)
+    return text[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def write(manager: Any, *prompts: Any, count: int = 9, **options: Any) -> list[list[int]]:
+    options = {"max_new_tokens": count, "do_sample": False} | options
+    dtype = manager.model.dtype
+    own = [one if isinstance(one, list) else one | {"pixel_values": one["pixel_values"].to(dtype)} for one in prompts]
+    return run_together(manager, [manager._admission.request(str(n), one, options) for n, one in enumerate(own)])
+
+
+def of_encoder(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the prompts that are read with their images from now on."""
+    found: list[int] = []
+    read = target.read_whole
+
+    def noting(model: Any, cache: Any, tokens: torch.Tensor, *args: Any) -> Any:
+        found.append(tokens.shape[1])
+        return read(model, cache, tokens, *args)
+
+    monkeypatch.setattr(target, "read_whole", noting)
+    return found
+
+
+@cache
+def dialogue(name: str) -> tuple[list[Inputs], list[list[int]]]:
+    """
+    Turns about one image, each with all before, then the last with another image, and one with a second image behind;
+    and what plain `generate` writes after each.
+    """
+    first, behind = vision.ragged_image_prompts(name, ((9, 6), (9, 6, 4)))
+    turns, texts = [first], [plain(name, first)]
+    for turn in range(2):
+        turns.append(with_more(turns[-1], texts[-1] + [20 + turn, 31, 7]))
+        texts.append(plain(name, turns[-1]))
+    for inputs in (other_image(turns[-1]), behind):
+        turns.append(inputs)
+        texts.append(plain(name, inputs))
+    assert texts[2] != texts[3], "else the image would not matter"
+    return turns, texts
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("name", vision.VISION_MODELS)
+def test_turns(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image of all turns is encoded once; another one, or a second, is not taken for it."""
+    encoded, (turns, texts) = of_encoder(monkeypatch), dialogue(name)
+    manager = manager_for(name, kind)
+    assert [text for turn in turns for text in write(manager, turn)] == texts
+    lengths = [turn["input_ids"].shape[1] for turn in turns]
+    assert encoded == [lengths[0], lengths[3], lengths[4]]
+    assert sum(lengths[1:3]) - 12 * SIZE < manager.state.num_prefix_hits < sum(lengths[1:3])
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("wrong", ["_content_of", "_shift_of"])
+def test_what_the_image_says_would_be_missed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys without the image, and texts behind it at other positions."""
+    monkeypatch.setattr(prefixes, wrong, {"_content_of": lambda *_: b"", "_shift_of": lambda *_: None}[wrong])
+    with pytest.raises(AssertionError):
+        test_turns("qwen2_vl", "ngram", monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+def test_equal_prompts_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come together wait for the first of them, and read what is not a full block."""
+    encoded, (turns, texts) = of_encoder(monkeypatch), dialogue(name)
+    manager, (prompt, *_) = manager_for(name, "head"), turns
+    length, behind = prompt["input_ids"].shape[1], turns[4]
+    assert write(manager, prompt, prompt, behind, prompt) == [texts[0], texts[0], texts[4], texts[0]]
+    assert encoded == [length, behind["input_ids"].shape[1]]
+    assert manager.state.num_prefix_hits == 2 * (length - 1) // SIZE // 2 * SIZE * 2
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_few_blocks(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside prompts with the same text and no image, where requests lose their blocks and find them again."""
+    dtype = torch.float32 if captured else torch.float64
+    if captured:
+        install_stand_in(monkeypatch, with_kernel=True)
+    encoded, (turns, texts) = of_encoder(monkeypatch), dialogue("qwen3_vl")
+    prompts: list[Any] = [*turns[:4], turns[0]["input_ids"][0, :9].tolist() + [5, 6, 7], turns[4]] * 2
+    alone = [*texts[:4], text_alone(the_target("qwen3_vl"), prompts[4], max_new_tokens=9), texts[4]] * 2
+    manager = manager_for("qwen3_vl", "model", dtype, num_blocks=17, max_requests=4)
+    assert write(manager, *prompts) == alone
+    assert manager.state.num_preemptions > 0 and manager.state.num_prefix_hits > 100
+    assert len(encoded) < 10
+    assert_nothing_left(manager)
+
+
+def test_what_is_told_of_inputs() -> None:
+    """All that the model reads beside the tokens up to the last image; nothing, where its place is not known."""
+    model, inputs = the_target("qwen2_vl"), vision.ragged_image_prompts("qwen2_vl", ((9, 6, 4),))[0]
+    tokens = inputs.pop("input_ids")[0].tolist()
+    del inputs["attention_mask"]
+    one = content_of(model, tokens, inputs)
+    assert one is not None and (one.first, one.end) == (9, 9 + 8 + 6 + 8)
+    longer = inputs | {"mm_token_type_ids": torch.cat([inputs["mm_token_type_ids"], torch.zeros(1, 3).long()], dim=1)}
+    assert content_of(model, [*tokens, 5, 6, 7], longer) == one
+    for name, value in inputs.items():
+        other = value.clone()
+        other.view(-1)[4] += 1
+        assert content_of(model, tokens, inputs | {name: other}) != one, name
+    assert content_of(model, tokens, inputs | {"pixel_values": inputs["pixel_values"].view(12, -1)}) != one
+    assert content_of(model, [5] * 9, {"pixel_values": inputs["pixel_values"]}) is None
