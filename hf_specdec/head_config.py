@@ -36,6 +36,9 @@ class HeadSizes(WithDefaultTree):
         """Tokens of the target's vocabulary."""
         return self.text_config.vocab_size
 
+    size_between_steps = 0
+    """Size of the outputs for a text's last token that the head itself reads with the next one."""
+
     @property
     def feature_size(self) -> int:
         """Width of the target's features that the head reads, `num_aux_features` · Ht, or Ht without any."""

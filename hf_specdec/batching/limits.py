@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,15 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 from ..cache.blocks import NUM_RESERVED
 from ..compat import block_size_of
 from ..forwards.chunks import chunk_size_for
-from .memory import DEFAULT_SHARES, TOKEN_WITHOUT_KV, bytes_of_scans, bytes_per_request, bytes_per_token, free_memory
+from .memory import (
+    DEFAULT_SHARES,
+    TOKEN_WITHOUT_KV,
+    bytes_between_steps,
+    bytes_of_scans,
+    bytes_per_request,
+    bytes_per_token,
+    free_memory,
+)
 
 
 _KEPT = frozenset(
@@ -126,12 +135,13 @@ class Limits:
         if self.num_blocks is not None:
             return self.num_blocks
         features = bytes_per_request(models, self.max_requests)
+        ends = bytes_between_steps(models) if self.shares_prefixes else Counter()
         scans = bytes_of_scans(models, self.max_requests, self.chunk_size, num_nodes + 1)
         fitting = (
             self._fitting(
                 free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8))
                 - scans.get(device, 0),
-                per_token * self.block_size,
+                per_token * self.block_size + ends[device],
                 features.get(device, 0),
             )
             for device, per_token in (bytes_per_token(models) or dict.fromkeys(features, TOKEN_WITHOUT_KV)).items()

@@ -35,7 +35,7 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
 def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
     """
     Bytes of the recurrent and convolutional states of each of `max_requests` requests, of what steps leave pending of
-    them, and of pending features on each device with a head that reads them; see `PendingFeatures`.
+    them, of pending features on each device with a head that reads them (see `PendingFeatures`), and of its outputs.
     """
     total: Counter[torch.device] = Counter()
     for model in models:
@@ -44,7 +44,20 @@ def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> d
         if isinstance(model, PublishedModel):
             size = model.config.feature_size * dtype_in_use(model, models[0]).itemsize
             total[execution_device(model)] += PendingFeatures.capacity_for(max_requests, size) * size
-    return dict(total)
+    return dict(total + bytes_between_steps(models))
+
+
+def bytes_between_steps(models: Sequence[PreTrainedModel]) -> Counter[torch.device]:
+    """
+    Bytes of the outputs that heads read with the next token (`size_between_steps`), for one text: each running request
+    has them, and where texts share blocks each block for its end.
+    """
+    total: Counter[torch.device] = Counter()
+    for model in models:
+        if isinstance(model, PublishedModel):
+            size = model.config.size_between_steps * dtype_in_use(model, models[0]).itemsize
+            total[execution_device(model)] += size
+    return total
 
 
 def bytes_of_scans(models: Sequence[PreTrainedModel], rows: int, tokens: int, nodes: int) -> dict[torch.device, int]:

@@ -172,13 +172,13 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         tables = self._tables_tensor[:, :used].contiguous()  # copied once here, not in every layer's launch
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
-        self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)
+        self.write_window = PagedWindow(*self.places_of_slots(slots), tables, end, self.pool.block_size, in_place)
 
     def tables_from(self, first: int, end: int) -> torch.Tensor:
         """Numbers of the blocks that hold slots from `first` to before `end` of every row, `[batch, blocks]`."""
         return self._tables_tensor[:, first // self.pool.block_size : self.pool.blocks_for(end)]
 
-    def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def places_of_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Block numbers, and offsets in the blocks, of slots of every row, `[batch, slots]` each."""
         columns = slots.div(self.pool.block_size, rounding_mode="floor").clamp(max=self._tables_tensor.shape[1] - 1)
         blocks = self._tables_tensor.gather(1, columns)
@@ -192,8 +192,8 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
             self._compact(nodes, [len(row) - 1 for row in kept])
             return
         start = self.lengths_tensor[:, None]
-        sources = self._places(start + torch.tensor(nodes, device=self.device))
-        targets = self._places(start + torch.arange(most, device=self.device))
+        sources = self.places_of_slots(start + torch.tensor(nodes, device=self.device))
+        targets = self.places_of_slots(start + torch.arange(most, device=self.device))
         self._move_slots(*sources, *targets)
 
     def _compact(self, paths: list[list[int]], accepted: list[int]) -> None:

@@ -112,10 +112,14 @@ class Drafting(ABC):
 
     # ---------------------------------------------------------------------------------- blocks that requests share
 
-    tokens_ahead: int | None = 0
-    """Tokens behind a block on which its K/V in the draft's cache depend; None: they depend on more than the text."""
+    tokens_ahead = 0
+    """Tokens behind a block on which its K/V in the draft's cache depend."""
     reads_features = False
     """Whether the draft cannot read a text without the target's features of it."""
+
+    def keep_block_ends(self) -> None:
+        """Keeps from now on what it needs to go on behind a block, beside the K/V in it."""
+        return
 
     def num_cached(self, request: Request) -> int | None:
         """Tokens at the start of a request's text whose K/V the draft's blocks have; None: it needs none there."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..cache.block_ends import BlockEnds
 from ..cache.pending_features import PendingFeatures
 from ..forwards.node_inputs import causal_chain
 from ..mtp import MtpHead
@@ -34,7 +35,14 @@ class SeveralMtpDrafter(MtpDrafter):
     """
 
     runs_in_graphs = True
-    tokens_ahead = None
+
+    @property
+    def tokens_ahead(self) -> int:
+        # Those that the last slots of a block have in the last module, which is read behind the others.
+        return self.head.config.num_modules
+
+    block_ends: BlockEnds | None = None
+    """Where the outputs of all modules are kept for the last slot of every block; None: nowhere."""
 
     first_states: torch.Tensor | None = None
     """Outputs of all modules for the last token that each sequence's cache holds, `[batch, 1, modules · H]`."""
@@ -57,7 +65,10 @@ class SeveralMtpDrafter(MtpDrafter):
                 rows, own_tokens = _later(inputs, missing), _later(tokens[:, :, None], missing)[:, :, 0]
             states = self._run(module, own_tokens, rows, *chain, position_depths=position_depths)
             outputs.append(states if missing is None else _later(states, -missing))
-        return torch.cat(outputs, dim=2)
+        of_all = torch.cat(outputs, dim=2)
+        if self.block_ends is not None:
+            self.block_ends.write(self.forward.cache, of_all)
+        return of_all
 
     def _missing(self, module: int) -> torch.Tensor | None:
         """How many of a module's next rows are before the text's first, `[batch]`; None if the host knows of none."""
@@ -162,13 +173,31 @@ class SeveralMtpDrafting(FeatureDrafting):
     captured_draft = CapturedSeveralMtp
     outputs: torch.Tensor
     """Outputs of all modules for the last token of every place in `features`, `[places, modules · H]`."""
+    _keeps_block_ends = False
+    block_ends: BlockEnds | None = None
 
     def make_store(self) -> None:
         if self.features is None:
             super().make_store()
             assert self.features is not None
-            config, held = self.drafter.head.config, self.features.held
-            self.outputs = held.new_zeros(len(held), config.num_modules * config.hidden_size)
+            held = self.features.held
+            self.outputs = held.new_zeros(len(held), self.drafter.head.config.size_between_steps)
+            if self._keeps_block_ends:
+                self.block_ends = self.drafter.block_ends = BlockEnds(self.cache.pool, self.outputs)
+
+    def keep_block_ends(self) -> None:
+        self._keeps_block_ends = True
+
+    def _begin(self, drafter: SeveralMtpDrafter) -> None:
+        super()._begin(drafter)
+        drafter.block_ends = self.block_ends
+
+    def take_prefix(self, request: Request, length: int) -> None:
+        super().take_prefix(request, length)
+        if length and request.options.plan is not None:
+            assert self.block_ends is not None  # another request has read the blocks
+            block = request.table.blocks[length // self.cache.pool.block_size - 1]
+            self.outputs[self._places([request])] = self.block_ends.held[block]
 
     def _places(self, requests: list[Request]) -> torch.Tensor:
         assert self.features is not None

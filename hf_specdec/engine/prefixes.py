@@ -62,6 +62,8 @@ class PrefixCache:
             logger.info(f"Prefix cache: off, since {obstacle}.")
         self.is_on = is_wanted and obstacle is None
         """Whether requests share blocks."""
+        if self.is_on:
+            drafting.keep_block_ends()
 
     def reset_counts(self) -> None:
         """Sets the counts of tokens to zero."""
@@ -80,8 +82,6 @@ class PrefixCache:
         """Why requests cannot share blocks; None if they can."""
         if self._cache.state_layers:
             return "the target has recurrent or convolutional states, which are not kept at the edges of blocks"
-        if self._drafting.tokens_ahead is None:
-            return "several MTP modules need each other's outputs, which are not kept at the edges of blocks"
         return None
 
     # ----------------------------------------------------------------------------------------------- a request's life
@@ -210,7 +210,7 @@ class PrefixCache:
 
     def _keys(self, request: Request) -> list[bytes]:
         """The keys of all full blocks of a request's text, as far as the tokens behind them are known."""
-        size, ahead = self._pool.block_size, self._drafting.tokens_ahead or 0
+        size, ahead = self._pool.block_size, self._drafting.tokens_ahead
         most = (request.length - ahead) // size
         if len(request.block_keys) < most:
             keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted

@@ -44,6 +44,10 @@ class MtpConfig(HeadSizes, PreTrainedConfig):
             self.text_config = AutoConfig.for_model(**self.text_config)
         super().__post_init__(**kwargs)
 
+    @property
+    def size_between_steps(self) -> int:  # type: ignore[override]
+        return self.num_modules * self.hidden_size if self.num_modules > 1 else 0
+
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """None: the modules read the target's last hidden state, after its final norm."""
         return []

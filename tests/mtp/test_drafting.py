@@ -178,8 +178,11 @@ def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
 def test_whole_steps_of_several_modules_in_flight(
     limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every draft is that of the text from scratch, after prompts in chunks, and after steps without drafts."""
+    """
+    Every draft is that of the text from scratch: after prompts in chunks, after steps without drafts, and behind
+    blocks that others have read.
+    """
     target, head, modules = the_pair("glm4_moe")
     from_scratch = partial(logits_from_scratch, target, modules)
-    assert_captured_drafts(monkeypatch, target, head, CapturedSeveralMtp, from_scratch, limit)
-    assert steps.replays > 0
+    manager = assert_captured_drafts(monkeypatch, target, head, CapturedSeveralMtp, from_scratch, limit, turns=2)
+    assert steps.replays > 0 and manager.state.num_prefix_hits > 40

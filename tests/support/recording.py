@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import SpeculativeConfig, TokenTree
+from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.drafters.captured import CapturedDraft
 from hf_specdec.drafters.growth import LevelNodes
 
@@ -111,7 +112,8 @@ def assert_captured_drafts(
     kind: type[CapturedDraft],
     from_scratch: Callable[[list[int], list[int]], torch.Tensor],
     limit: int | None = None,
-) -> None:
+    turns: int = 1,
+) -> SpeculativeBatchingManager:
     """
     The prompts of `padded_prompts` in flight, read in chunks, which end one after the other: texts are those of plain
     `generate`, and every tree that captured steps draft is that of logits `from_scratch` of a text and a path below.
@@ -119,6 +121,10 @@ def assert_captured_drafts(
     Args:
         kind (`type`): class of the draft in captured steps.
         limit (`int`, *optional*): `disable_by_batch_size`.
+        turns (`int`): how often texts go on as prompts.
+
+    Returns:
+        `SpeculativeBatchingManager`: the manager that has run them.
     """
     drafted: dict[tuple[int, ...], list[int]] = {}
     propose: Any = kind.propose
@@ -135,10 +141,16 @@ def assert_captured_drafts(
     limited = limits(num_blocks=60, max_batch_tokens=8)
     manager = manager_of(target, draft, tree=None, speculative_config=config, continuous_batching_config=limited)
     prompts = [row[mask == 1].tolist() for row, mask in zip(*padded_prompts().values(), strict=True)]
+    outputs: list[Any] = []
     with manager:
-        for prompt, number in zip(prompts, (8, 12, 20), strict=True):
-            manager.add_request(prompt, max_new_tokens=number)
-        outputs = [manager.get_result(timeout=60) for _ in prompts]
+        for turn in range(turns):
+            names = [
+                manager.add_request(prompt, max_new_tokens=number)
+                for prompt, number in zip(prompts, (8, 12, 20), strict=True)
+            ]
+            found = [manager.get_result(name, timeout=60) for name in names]
+            prompts = [[*output.prompt_ids, *output.generated_tokens, turn + 5] for output in found]
+            outputs += found
     accepted = manager.engine.metrics.num_accepted_tokens
     texts = [output.prompt_ids + output.generated_tokens for output in outputs]
     for output in outputs:
@@ -150,4 +162,5 @@ def assert_captured_drafts(
         expected = [wide_tree(partial(from_scratch, text)) for text in own if tokens]
         assert not expected or tokens in expected
         compared += len(expected)
-    assert compared > 2 and (accepted > 0 or limit is not None)
+    assert compared > 2 * turns and (accepted > 0 or limit is not None)
+    return manager

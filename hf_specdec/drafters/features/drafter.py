@@ -53,8 +53,8 @@ class FeatureDrafter(Drafter):
         self.head = head
 
     @property
-    def tokens_ahead(self) -> int | None:
-        """Tokens behind a row's position on which its K/V depend; None: they depend on other rows' outputs as well."""
+    def tokens_ahead(self) -> int:
+        """Tokens behind a row's position on which its K/V depend."""
         return 1
 
     @property

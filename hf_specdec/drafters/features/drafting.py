@@ -53,7 +53,7 @@ class FeatureDrafting(CachedDrafting):
     reads_features = True
 
     @property
-    def tokens_ahead(self) -> int | None:  # type: ignore[override]
+    def tokens_ahead(self) -> int:  # type: ignore[override]
         return self.drafter.tokens_ahead
 
     def refresh(self) -> None:
