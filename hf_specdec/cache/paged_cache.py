@@ -194,7 +194,7 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         start = self.lengths_tensor[:, None]
         sources = self.places_of_slots(start + torch.tensor(nodes, device=self.device))
         targets = self.places_of_slots(start + torch.arange(most, device=self.device))
-        self._move_slots(*sources, *targets)
+        self.move_slots(*sources, *targets)
 
     def _compact(self, paths: list[list[int]], accepted: list[int]) -> None:
         """Moves accepted nodes' K/V into place by a kernel, for all layers at once; `paths` begin with the root."""

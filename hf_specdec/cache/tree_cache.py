@@ -193,9 +193,9 @@ class TreeCache(HoldsStates, Cache):
             nodes = [row + list(range(len(row), most)) for row in kept]
             sources = self.lengths_tensor[:, None] + torch.tensor(nodes, device=self.device)
             targets = self.lengths_tensor[:, None] + torch.arange(most, device=self.device)
-        self._move_slots(sources, targets)
+        self.move_slots(sources, targets)
 
-    def _move_slots(self, *places: Any) -> None:
+    def move_slots(self, *places: Any) -> None:
         """Calls `move` of every layer; tensors in `places` are copied once to every device that has layers."""
         of_device: dict[torch.device, list[Any]] = {}
         for layer in self.layers:

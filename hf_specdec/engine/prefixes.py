@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect, insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,8 @@ from transformers.utils import logging
 
 from ..cache.paged_cache import PagedCache
 from ..ranks import Ranks
+from .equal_prompts import EqualPrompts
+from .prefix_keys import keys_of
 from .request import PRIORITY, Request
 from .weights import WeightsVersion
 
@@ -54,6 +54,7 @@ class PrefixCache:
         """Keys of requests whose prompts are being read, and are not known to be free of NaN."""
         self._readers: dict[bytes, list[Request]] = {}
         """By key, the requests that read a block or are to read it, the most urgent first, and of these the oldest."""
+        self._equal = EqualPrompts(cache, drafting)
         self._version = WeightsVersion()
         self._is_to_forget = False
         self.reset_counts()
@@ -95,7 +96,10 @@ class PrefixCache:
         if not self._shares(request):
             return
         self._take(request)
-        keys = self._reading[request] = self._keys(request)
+        keys = self._keys(request)
+        self._equal.admit(request)
+        of_text = self._equal.key_of(request)
+        keys = self._reading[request] = keys if of_text is None else [*keys, of_text]
         for key in keys:
             insort(self._readers.setdefault(key, []), request, key=PRIORITY)
         if request.length == len(request.prompt):  # it was not preempted
@@ -108,23 +112,35 @@ class PrefixCache:
         is its own, too; not for a less urgent one, which others may keep from being read. One that has waited gets its
         blocks here.
         """
-        before, table = self._num_shared(request), request.table
-        if request not in self._reading or table.is_private or self._cache.length_of(table) > before:
+        table, before = request.table, self._cache.length_of(request.table)
+        if request not in self._reading or table.is_private or before > self._num_shared(request):
             return False  # what others read after it was made private does not go with what it has
+        self._take_what_was_read(request)
+        length = self._cache.length_of(table)
+        if request.length == len(request.prompt):
+            self.num_hit += length - before
+        if length > self._num_shared(request):
+            return False
         key = self._next_key(request)
-        if key is not None and self._pool.find(key) is not None:
-            self._take(request)
-            key = self._next_key(request)
-            if request.length == len(request.prompt):
-                self.num_hit += self._num_shared(request) - before
         readers = [] if key is None else self._readers[key][:MOST_READERS]
         before_it = takewhile(lambda other: other is not request, readers)
         return any(self._is_worth_waiting_for(other, request) for other in before_it)
 
+    def _take_what_was_read(self, request: Request) -> None:
+        """Gives a request what others have read since it was admitted."""
+        key, reader = self._next_key(request), self._equal.reader_for(request, self._needs_draft(request))
+        if reader is not None and len(self._found(request, request.length)) == len(self._keys_before_last(request)):
+            self._take(request, request.length)
+            self._equal.take(request, reader)
+        elif key is not None and self._pool.find(key) is not None:
+            self._take(request)
+
     def _next_key(self, request: Request) -> bytes | None:
-        """The key of the first block that a request does not share; None for the one with its last token."""
-        keys, number = self._reading[request], request.table.num_shared
-        return keys[number] if number < min(len(keys), (request.length - 1) // self._pool.block_size) else None
+        """The key of the first block that a request does not share; for the one with its last token, of its text."""
+        keys, number, last = self._reading[request], request.table.num_shared, request.length - 1
+        if number < min(len(keys), last // self._pool.block_size):
+            return keys[number]
+        return self._equal.key_of(request)
 
     def _is_worth_waiting_for(self, other: Request, request: Request) -> bool:
         """Whether half of what another request has to read will be of use for a request."""
@@ -133,8 +149,9 @@ class PrefixCache:
         own, its = self._reading[request], self._reading[other]
         common = bisect(range(min(len(own), len(its))), False, key=lambda number: own[number] != its[number])
         left = other.length - self._cache.length_of(other.table)
-        size, num_shared = self._pool.block_size, request.table.num_shared
-        return _is_enough(request, common * size) and 2 * (common - num_shared) * size >= left
+        is_equal = common == len(own) and self._equal.key_of(request) is not None
+        length = request.length - 1 if is_equal else common * self._pool.block_size
+        return _is_enough(request, length) and 2 * (length - self._num_shared(request)) >= left
 
     def _stop_reading(self, request: Request) -> None:
         for key in self._reading.pop(request):
@@ -149,6 +166,8 @@ class PrefixCache:
             if request in self._reading:
                 self._stop_reading(request)
                 self._keep(request)
+                if self._may_be_read(request):
+                    self._equal.read(request)
 
     def leave(self, request: Request) -> None:
         """Keeps the blocks of a request that is about to release them; a prompt in reading may have NaN."""
@@ -156,14 +175,19 @@ class PrefixCache:
             self._stop_reading(request)
         elif self._shares(request):
             self._keep(request)
+        self._equal.leave(request)
+
+    def copy(self) -> None:
+        """Copies what requests have got of others that is not a full block; to be called before they are read."""
+        self._equal.copy()
 
     def _shares(self, request: Request) -> bool:
         return self.is_on and (request.inputs is None or request.inputs.content is not None)
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: Request, most: int = 0) -> None:
         """Gives a request the kept blocks that its text begins with, if these are more than it has of others."""
         table, size = request.table, self._pool.block_size
-        blocks = self._found(request)
+        blocks = self._found(request, most)
         if len(blocks) > table.num_shared:
             self._pool.share(table, blocks)
             self._cache.note_length(table, len(blocks) * size)
@@ -172,28 +196,34 @@ class PrefixCache:
             self._drafting.take_prefix(request, drafted * size)
             request.position_shift = self._pool.shifts.get(blocks[-1], request.position_shift)
 
-    def _found(self, request: Request) -> list[int]:
-        """The kept blocks that a request's text begins with, in order; none, if some of its images are behind."""
+    def _found(self, request: Request, most: int = 0) -> list[int]:
+        """
+        The kept blocks that a request's text begins with, in order; none, if some of its images are behind them, and
+        behind the first `most` tokens, which it is going to have.
+        """
         blocks, needs_draft = [], self._needs_draft(request)
         for key in self._keys_before_last(request):
             block = self._pool.find(key)
             if block is None or (needs_draft and block not in self._pool.drafted):
                 break
             blocks.append(block)
-        return blocks if _is_enough(request, len(blocks) * self._pool.block_size) else []
+        return blocks if _is_enough(request, max(len(blocks) * self._pool.block_size, most)) else []
 
     def _keep(self, request: Request) -> None:
         """Keeps the full blocks of a request's committed tokens."""
         table, size = request.table, self._pool.block_size
-        if table.is_private or request.error is not None:
+        if not self._may_be_read(request):
             return
         cached = min(self._cache.length_of(table), request.length)
         drafted = self._drafting.num_cached(request)
-        if request.table in self._cache.prompt_positions:  # another request would not have them
-            return
         for number, key in enumerate(self._keys(request)[: cached // size]):
             is_drafted = drafted is None or (number + 1) * size <= drafted
             self._pool.keep(table.blocks[number], key, is_drafted, _shift_of(request, (number + 1) * size))
+
+    def _may_be_read(self, request: Request) -> bool:
+        """Whether others may have what is cached of a request; not without the positions of its own."""
+        is_sound = not request.table.is_private and request.error is None
+        return is_sound and request.table not in self._cache.prompt_positions
 
     def _needs_draft(self, request: Request) -> bool:
         return self._drafting.reads_features and self._is_drafted_for(request)
@@ -210,17 +240,7 @@ class PrefixCache:
 
     def _keys(self, request: Request) -> list[bytes]:
         """The keys of all full blocks of a request's text, as far as the tokens behind them are known."""
-        size, ahead = self._pool.block_size, self._drafting.tokens_ahead
-        most = (request.length - ahead) // size
-        if len(request.block_keys) < most:
-            keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted
-            while len(keys) < most:
-                first = len(keys) * size
-                tokens = array("q", request.tokens[first : first + size + ahead]).tobytes()
-                before = keys[-1] if keys else _root_of(request)
-                keys.append(sha256(before + tokens + _content_of(request, first + size + ahead)).digest())
-            request.block_keys = keys
-        return request.block_keys
+        return keys_of(request, self._pool.block_size, self._drafting.tokens_ahead)
 
     # --------------------------------------------------------------------------------------------------- what is kept
 
@@ -250,14 +270,3 @@ def _is_enough(request: Request, length: int) -> bool:
 def _shift_of(request: Request, length: int) -> torch.Tensor | None:
     """The position shift that another request takes over with so many tokens; None if it is that of texts."""
     return request.position_shift if _is_enough(request, length) else None
-
-
-def _content_of(request: Request, end: int) -> bytes:
-    """What the inputs beside the tokens of a prompt say, if they stand for a token before `end`."""
-    content = None if request.inputs is None else request.inputs.content
-    return b"" if content is None or content.first >= end else content.digest
-
-
-def _root_of(request: Request) -> bytes:
-    """What the K/V of a text depend on beside its tokens, as 32 bytes."""
-    return sha256(repr(request.adapter).encode()).digest()

@@ -161,6 +161,7 @@ class Scheduler:
             whole = Chunk(together, [len(one.prompt) for one in together], is_whole=True)
             # One that is longer than a step may read is read all the same.
             if whole.num_tokens <= left or left == self.chunk_size:
+                self.prefixes.copy()
                 left -= whole.num_tokens
                 yield whole
         widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
@@ -181,7 +182,9 @@ class Scheduler:
         """
         unread = sorted((one for one in self.active if one.status == RequestStatus.PREFILLING), key=PRIORITY)
         unread = [request for request in unread if not self._is_read_whole(request)]
-        return [request for request in unread if not self.prefixes.waits(request)]
+        unread = [request for request in unread if not self.prefixes.waits(request)]
+        self.prefixes.copy()
+        return unread
 
     def _is_read_whole(self, request: Request) -> bool:
         """Whether the next that is read of a request is its prompt as a whole; see `PromptInputs`."""

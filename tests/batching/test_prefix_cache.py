@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits, SpeculativeBatchingManager
 from hf_specdec.drafters import EagleDrafter
-from hf_specdec.engine import prefixes
+from hf_specdec.engine import prefix_keys
 from hf_specdec.engine.prefixes import PrefixCache
 from hf_specdec.engine.request import Request
 from hf_specdec.graphs.paged import PagedGraphs
@@ -267,7 +267,7 @@ def test_blocks_without_the_drafts_part(kind: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_adapters(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_wrong:
-        monkeypatch.setattr(prefixes, "_root_of", lambda request: b"")
+        monkeypatch.setattr(prefix_keys, "_root_of", lambda request: b"")
     model, prompt, texts = adapted(), random_tokens(18), []
     own = Limits(num_blocks=99, block_size=SIZE, chunk_size=16)
     manager, choices = manager_of(model, NgramDraft(), continuous_batching_config=own), ("a", None, "c", "a")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
 from hf_specdec.batching.content import content_of
-from hf_specdec.engine import prefixes, target
+from hf_specdec.engine import prefix_keys, prefixes, target
 
 
 SIZE = 4
@@ -113,7 +113,8 @@ def test_turns(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wrong", ["_content_of", "_shift_of"])
 def test_what_the_image_says_would_be_missed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys without the image, and texts behind it at other positions."""
-    monkeypatch.setattr(prefixes, wrong, {"_content_of": lambda *_: b"", "_shift_of": lambda *_: None}[wrong])
+    module, value = {"_content_of": (prefix_keys, b""), "_shift_of": (prefixes, None)}[wrong]
+    monkeypatch.setattr(module, wrong, lambda *_: value)
     with pytest.raises(AssertionError):
         test_turns("qwen2_vl", "ngram", monkeypatch)
 

@@ -1,0 +1,50 @@
+"""Keys of blocks: equal keys stand for texts whose K/V are equal up to the end of the block."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import sha256
+
+from .request import Request
+
+
+def keys_of(request: Request, size: int, ahead: int) -> list[bytes]:
+    """
+    The keys of all full blocks of a request's text so far.
+
+    Args:
+        request (`Request`): the request, which remembers its keys.
+        size (`int`): tokens per block.
+        ahead (`int`): tokens behind a block on which its K/V depend.
+    """
+    most = (request.length - ahead) // size
+    if len(request.block_keys) < most:
+        keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted
+        while len(keys) < most:
+            first = len(keys) * size
+            keys.append(_key(request, keys, first, first + size + ahead))
+        request.block_keys = keys
+    return request.block_keys
+
+
+def key_of_text(request: Request, size: int) -> bytes:
+    """The key of a request's whole text."""
+    number = (request.length - 1) // size
+    return _key(request, request.block_keys[:number], number * size, request.length, b"text")
+
+
+def _key(request: Request, before: list[bytes], first: int, end: int, kind: bytes = b"") -> bytes:
+    """The key of tokens from `first` to before `end`, which follow the blocks with the keys `before`."""
+    tokens = array("q", request.tokens[first:end]).tobytes()
+    return sha256((before[-1] if before else _root_of(request)) + tokens + _content_of(request, end) + kind).digest()
+
+
+def _content_of(request: Request, end: int) -> bytes:
+    """What the inputs beside the tokens of a prompt say, if they stand for a token before `end`."""
+    content = None if request.inputs is None else request.inputs.content
+    return b"" if content is None or content.first >= end else content.digest
+
+
+def _root_of(request: Request) -> bytes:
+    """What the K/V of a text depend on beside its tokens, as 32 bytes."""
+    return sha256(repr(request.adapter).encode()).digest()
