@@ -146,8 +146,8 @@ def test_whole_steps(tree: Any, steps: Steps) -> None:
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
 def test_whole_steps_in_flight(limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft is that of the text from scratch, also after steps without drafts."""
+    """Every draft is that of the text from scratch: after steps without drafts, and behind blocks of other texts."""
     target, assistant = the_pair()
     from_scratch = partial(logits_from_scratch, target, assistant)
-    assert_captured_drafts(monkeypatch, target, assistant, CapturedGemma, from_scratch, limit)
-    assert steps.replays > 0
+    manager = assert_captured_drafts(monkeypatch, target, assistant, CapturedGemma, from_scratch, limit, turns=2)
+    assert steps.replays > 0 and manager.state.num_prefix_hits > 40
