@@ -33,9 +33,8 @@ class EqualPrompts:
         self._keys: dict[Request, bytes] = {}
         self._readers: dict[bytes, list[Request]] = {}
         """By key of the text, requests that have read it."""
-        self._sources: list[tuple[int, int]] = []
-        """Slots to copy from, as blocks and offsets in them."""
-        self._targets: list[tuple[int, int]] = []
+        self._copies: list[tuple[int, int, int]] = []
+        """Blocks to copy from, blocks to copy to, and how many slots."""
 
     def admit(self, request: Request) -> None:
         """Takes note of a request's text, if enough of it is behind its full blocks."""
@@ -72,9 +71,7 @@ class EqualPrompts:
         """Lets a request that has all full blocks of its text have what is behind them in another's."""
         number, length, drafting = request.table.num_shared, request.length - 1, self._drafting
         first = number * self._size
-        offsets = range(length - first)
-        self._sources += [(other.table.blocks[number], offset) for offset in offsets]
-        self._targets += [(request.table.blocks[number], offset) for offset in offsets]
+        self._copies.append((other.table.blocks[number], request.table.blocks[number], length - first))
         self._cache.note_length(request.table, length)
         drafted = drafting.num_cached(other)
         if drafted is not None and drafting.num_cached(request) == first:
@@ -89,8 +86,12 @@ class EqualPrompts:
 
     def copy(self) -> None:
         """Copies what `take` has promised."""
-        if self._sources:
-            places = torch.tensor([self._sources, self._targets], device="cpu")
-            for cache in self._caches:
-                cache.move_slots(*places[0].unbind(dim=1), *places[1].unbind(dim=1))
-            self._sources, self._targets = [], []
+        if not self._copies:
+            return
+        sources, targets, counts = torch.tensor(self._copies, device="cpu").unbind(dim=1)
+        firsts = counts.cumsum(dim=0) - counts
+        sources, targets, firsts = (values.repeat_interleave(counts) for values in (sources, targets, firsts))
+        offsets = torch.arange(len(firsts), device="cpu") - firsts
+        for cache in self._caches:
+            cache.move_slots(sources, offsets, targets, offsets)
+        self._copies = []
