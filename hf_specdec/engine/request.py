@@ -22,7 +22,7 @@ from ..metrics import SpeculationMetrics
 from ..plan import SpeculationPlan
 from ..sequences import Sequences
 from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
-from ..verification.device_warpers import Warpers
+from ..verification.device_warpers import Warpers, without_padding
 from ..verification.log_probabilities import LogprobOptions, TokenLogprob
 from . import sharing
 from .prompt_inputs import PromptInputs
@@ -92,13 +92,13 @@ class RequestOptions:
         """The mask of the request's grammar; None without a grammar."""
         return grammar_in(self.processors)
 
-    def for_row(self) -> RequestOptions:
-        """The options of one of several rows, with a text of its own in the grammar."""
-        mask = self.grammar
-        if mask is None:
-            return self
-        own = (mask.for_row() if one is mask else one for one in self.processors)
-        return replace(self, processors=LogitsProcessorList(own))
+    def for_row(self, padding: int) -> RequestOptions:
+        """The options of one of several rows, with a text of its own in the grammar, and without its padding."""
+        own = [
+            one.for_row() if isinstance(one, GrammarMask) else without_padding(one, padding) for one in self.processors
+        ]
+        is_same = all(one is other for one, other in zip(own, self.processors, strict=True))
+        return self if is_same else replace(self, processors=LogitsProcessorList(own))
 
     def verifier(self, is_drawn: bool) -> Verifier:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
@@ -109,7 +109,7 @@ class RequestOptions:
 
     @cached_property
     def filters(self) -> bool:
-        """Whether tokens are drawn with top-k or top-p."""
+        """Whether tokens are drawn with a filter, such as top-p."""
         warpers = self.device_warpers
         return self.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}
 

@@ -77,7 +77,7 @@ class StaticBatch:
         if self.call.plan.draws_by_position:
             return "random numbers belong to positions"
         if self.call.options.device_warpers is None:
-            return "a logits processor is not plain temperature, top-k or top-p, in this order"
+            return "a logits processor reads more than the scores"
         return None
 
     def _obstacle_of_models(self) -> str | None:
@@ -208,7 +208,7 @@ class StaticBatch:
             inputs = PromptInputs(call.model_kwargs, lambda values: (call.generation_config, values), call.input_ids)
         found = []
         for number, (tokens, first) in enumerate(zip(call.input_ids.tolist(), self._padding, strict=True)):
-            options = call.options.for_row()
+            options = call.options.for_row(padding=first)
             request = Request(str(number), tokens[first:], options, call.input_ids.device, inputs=inputs)
             request.max_length = most - first
             found.append(request)

@@ -13,6 +13,7 @@ from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize
 from hf_specdec.engine.request import Request
 from hf_specdec.verification import Verifier
+from hf_specdec.verification.device_warpers import MOST_HIDDEN
 
 
 @pytest.mark.parametrize("lag", [1, 4])
@@ -20,10 +21,17 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     """While requests come, go, change places, and lose blocks to others that they get back later."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
     draws, pool, size = random.Random(0), BlockPool(40, 4), StepSize(rows=6, blocks=10, depth=2, lag=lag)
-    rows, own, names = InFlightRows(size, torch.device("cpu"), 0), [], iter(range(10**6))
+    own, names = [], iter(range(10**6))
+    rows = InFlightRows(size, torch.device("cpu"), 0, most_hidden=MOST_HIDDEN)
 
     def new_request() -> Request:
-        options = draws.choice([{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_k": 7}])
+        options = draws.choice(
+            [
+                {"do_sample": False},
+                {"do_sample": True, "temperature": 0.5, "top_k": 7},
+                {"do_sample": True, "min_p": 0.1, "min_new_tokens": 4, "suppress_tokens": [3, 4]},
+            ]
+        )
         prompt = [draws.randint(3, 60) for _ in range(draws.randint(5, 20))]
         return manager._admission.request(str(next(names)), prompt, {"max_new_tokens": 9} | options, streaming=False)
 
@@ -45,7 +53,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
         values = RowValues([Verifier.GREEDY] * len(loaded), *[counts] * 6, draft_temperature=[1.0] * len(loaded))
-        fresh = InFlightRows(size, torch.device("cpu"), 0)
+        fresh = InFlightRows(size, torch.device("cpu"), 0, most_hidden=MOST_HIDDEN)
         for one in (rows, fresh):
             one.load(loaded, values)
         assert torch.equal(rows._on_device, fresh._on_device)

@@ -34,6 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": WARPED | {"seed": 3},
     "by rejection": WARPED | {"top_k": 0, "top_p": 1.0},
+    "filtered": WARPED | {"min_p": 0.02, "typical_p": 0.9},
+    "hidden tokens": {"suppress_tokens": [*range(30, 40)]},
 }
 ON_THE_HOST: dict[str, dict[str, Any]] = {
     "penalised": {"repetition_penalty": 1.4},

@@ -62,7 +62,8 @@ def test_greedy_calls(kind: str, tree: Any, steps: Steps) -> None:
     inputs = prompts(3, 9) if kind == "draft" else {name: value.expand(2, -1) for name, value in PROMPT.items()}
     draft = noisy_copy(target, 0.05) if kind == "draft" else copy.deepcopy(a_head(None)).float()
     options: dict[str, Any] = {"grammar": grammar, "tokenizer": tokenizer, "max_new_tokens": 40, "do_sample": False}
-    options |= {"eos_token_id": END, "pad_token_id": 0} if kind == "draft" else {"eos_token_id": 0, "pad_token_id": 0}
+    options |= {"eos_token_id": END, "min_new_tokens": 16} if kind == "draft" else {"eos_token_id": 0}
+    options["pad_token_id"] = 0
     alone = target.generate(**inputs, **options)
     found = target.generate(**inputs, **options, assistant_model=draft, tree=tree)
     assert torch.equal(found, alone)

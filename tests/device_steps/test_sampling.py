@@ -12,12 +12,23 @@ import torch
 from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.models import noisy_copy, prompts, tiny_model
-from support.sampling import LIMITS, SETTINGS, TREE, a_draft, a_head, expected_tokens, sampled_tokens, the_target
+from support.sampling import (
+    ALL_SETTINGS,
+    HIDDEN_SETTINGS,
+    LIMITS,
+    TREE,
+    a_draft,
+    a_head,
+    expected_tokens,
+    sampled_tokens,
+    the_target,
+)
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from hf_specdec import SpeculativeConfig
+from hf_specdec import SpeculativeConfig, last_metrics
 from hf_specdec.drafters import growth
 from hf_specdec.engine.captured.drawing import Drawing
+from hf_specdec.engine.captured.processing import Processing
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.engine.captured.verdicts import Verdict
 from hf_specdec.trees import DraftTree
@@ -34,27 +45,31 @@ METHODS = {
 
 
 ROWS = 1_000
-FAST = {("noisy", setting) for setting in ("plain", "temperature", "top-k", "top-p")} | {("head", "top-k")}
+KERNEL_SETTINGS = ("plain", "temperature", "top-k", "top-p")
+FAST = {("noisy", setting, method) for setting in KERNEL_SETTINGS for method in METHODS}
+FAST |= {("noisy", setting, "rejection") for setting in HIDDEN_SETTINGS}
+FAST |= {("head", "top-k", method) for method in METHODS}
 
 
 def sampled(assistant: str, setting: str, method: str = "target, best tokens") -> Fit:
     """How well the first tokens of many rows fit: a bias of 0.23 is found, as by the wrong samplers below."""
     target = copy.deepcopy(the_target()).float()
     draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
-    new = sampled_tokens(target, draft, METHODS[method], ROWS, **SETTINGS[setting])
+    new = sampled_tokens(target, draft, METHODS[method], ROWS, **ALL_SETTINGS[setting])
     return fit(new, expected_tokens(setting))
 
 
 @pytest.mark.parametrize(
     "assistant, setting, method",
     [
-        pytest.param(assistant, setting, method, marks=() if (assistant, setting) in FAST else pytest.mark.slow)
+        pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
         for assistant in ("noisy", "other", "head")
-        for setting in ("plain", "temperature", "top-k", "top-p")
+        for setting in (*KERNEL_SETTINGS, *HIDDEN_SETTINGS)
         for method in METHODS
         # Drawn children are made with the warpers of p; one way to verify them does for most.
         if method in ("target, best tokens", "rejection")
         or (assistant, setting) in (("noisy", "top-p"), ("head", "top-k"))
+        for case in [(assistant, setting, method)]
     ],
 )
 def test_the_distribution(assistant: str, setting: str, method: str, steps: Steps) -> None:
@@ -82,6 +97,38 @@ def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(InFlightRows, "_load_tables", at_one)
     assert sampled("noisy", "temperature").p_value < 1e-6
+
+
+@pytest.mark.parametrize("wrong", ["before the temperature", "at the root"])
+def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters of the logits as they are; tokens that are hidden by the length of the text without the path."""
+    if wrong == "at the root":
+        hide = Processing._without_hidden
+
+        def hide_at_root(self: Processing, logits: Any, hidden: Any, depths: Any, columns: Any) -> torch.Tensor:
+            return hide(self, logits, hidden, depths if depths is None else 0 * depths, columns)
+
+        monkeypatch.setattr(Processing, "_without_hidden", hide_at_root)
+    else:
+        monkeypatch.setattr(Processing, "_scores", lambda self, logits: logits.float())
+    setting = "hidden tokens" if wrong == "at the root" else "all filters"
+    assert sampled("noisy", setting).p_value < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "q without processors"])
+def test_a_draft_that_is_the_target_is_always_accepted(
+    is_wrong: bool, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children are drawn with the processors of p, but those that look at the length of the text."""
+    if is_wrong:
+        monkeypatch.setattr(Processing, "filters", False)
+    target, config = copy.deepcopy(the_target()).float(), SpeculativeConfig(tree=TREE, cuda_graphs=True)
+    options = ALL_SETTINGS["all filters"] | {"suppress_tokens": [6], "min_length": 6, "eos_token_id": 6}
+    ids = torch.tensor([[5, 5, 3, 7]]).expand(200, -1)
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "speculative_config": config}
+    target.generate(ids, **options, assistant_model=target, do_sample=True, max_new_tokens=2 + TREE.depth)
+    assert steps.replays > 0
+    assert (last_metrics().accepted_per_step == [[TREE.depth]] * 200) is not is_wrong
 
 
 @pytest.mark.parametrize("wrong", ["index", "temperature"])
@@ -132,7 +179,7 @@ def test_the_temperature_of_the_draft_does_not_move_its_filters(value: float) ->
     """As on the host: else its overlaps with p at other temperatures would say nothing."""
     logits = 3.0 * torch.randn(2, 4, 61, generator=torch.Generator().manual_seed(0))
     drafter, warpers = SimpleNamespace(), {"temperature": torch.tensor([1.0, 0.7]), "top_p": torch.tensor([0.9, 0.5])}
-    scores = Drawing(drafter, torch.full((2,), value), **warpers).warp(logits)
+    scores = Drawing(drafter, torch.full((2,), value), Processing(warpers)).warp(logits)
     for row in range(2):
         temperature, top_p = (float(values[row]) for values in warpers.values())
         warp = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])

@@ -44,7 +44,7 @@ class Never(StoppingCriteria):
         {"max_time": 100.0},
         {"attention_mask": torch.zeros(1, 9, dtype=torch.long)},
         {"return_dict_in_generate": True, "output_scores": True},
-        {"do_sample": True, "min_p": 0.1},
+        {"do_sample": True, "remove_invalid_values": True},
         {"assistant_model": hf_specdec.NgramDraft()},
     ],
     ids=lambda options: next(iter(options)) if isinstance(options, dict) else None,

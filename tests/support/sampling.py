@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    PreTrainedModel,
+    SuppressTokensAtBeginLogitsProcessor,
+)
 
 import hf_specdec
 from hf_specdec import BlockHead, DynamicTree, EagleHead, SpeculativeConfig, TokenTree
@@ -64,7 +70,31 @@ MORE_SETTINGS: dict[str, dict[str, Any]] = {
         "logits_processor": LogitsProcessorList([FrequencyPenalty(0.5)]),
     },
 }
-ALL_SETTINGS = SETTINGS | MORE_SETTINGS
+HIDDEN_SETTINGS: dict[str, dict[str, Any]] = {
+    "all filters": {
+        "temperature": 1.5,
+        "top_h": 0.97,
+        "top_k": 7,
+        "top_p": 0.97,
+        "min_p": 0.02,
+        "typical_p": 0.95,
+        "epsilon_cutoff": 0.03,
+        "eta_cutoff": 0.05,
+    },
+    "hidden tokens": {
+        "temperature": 1.5,
+        "suppress_tokens": [6],
+        "logits_processor": LogitsProcessorList(
+            [
+                MinLengthLogitsProcessor(6, [3, 2]),
+                MinNewTokensLengthLogitsProcessor(4, 3, [1]),
+                SuppressTokensAtBeginLogitsProcessor([7], 4),
+            ]
+        ),
+    },
+}
+"""Settings whose processors hide tokens, by their scores and by their ids: captured steps do the same."""
+ALL_SETTINGS = SETTINGS | MORE_SETTINGS | HIDDEN_SETTINGS
 
 PROMPT = {"input_ids": torch.tensor([[5, 5, 3, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 PADDED = {

@@ -12,6 +12,7 @@ from ...cache.device_paged_cache import DevicePagedCache, places_of
 from ...compiling.layers import compiled_function
 from ...graphs import Record, with_captured_experts
 from ...random_generators import draws_undone
+from ...verification.device_warpers import HIDDEN_TOKENS, MOST_HIDDEN
 from ..request import Request
 from .rows import InFlightRows, RowValues, StepSize
 
@@ -29,6 +30,7 @@ class CapturedStep(ABC):
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
         size (`StepSize`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
+        processing (`frozenset[str]`): see `StepKind`.
     """
 
     compiles = False
@@ -38,12 +40,15 @@ class CapturedStep(ABC):
     is_vital = True
     """Whether a failed capture of this step ends the capture of all steps, and not only of its kind."""
 
-    def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize):
+    def __init__(
+        self, target: InFlightTarget, drafting: Drafting, size: StepSize, processing: frozenset[str] = frozenset()
+    ):
         store = drafting.features
         trash_slot = 0 if store is None else store.trash_slot
         self._target: Any = target
         self._models: Any = (target.model, *drafting.parts)
-        self.rows = InFlightRows(size, target.device, trash_slot, target.adapters.index)
+        most_hidden = MOST_HIDDEN if HIDDEN_TOKENS in processing else 0
+        self.rows = InFlightRows(size, target.device, trash_slot, target.adapters.index, most_hidden)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None

@@ -10,6 +10,7 @@ from ...drafters.growth import Tempered
 from ...kernels import DTYPES
 from ...trees import DraftTree
 from ...verification import DraftTemperature
+from .processing import Processing
 
 
 _UNIT = 2**30
@@ -25,23 +26,15 @@ class Drawing:
         drafter: the drafter that draws; its request holds the size of the target's vocabulary.
         draft_temperature (`torch.Tensor` of shape `[batch]`, float32): the value of the `DraftTemperature` of every
             row.
-        temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
-            `[batch]`, int64, *optional*): values of the target's warpers; 1, 1 and 0 where a row has none. All tensors
-            lie at fixed addresses.
+        processing (`Processing`): what of the target's processors is done to the draft's logits. All tensors lie at
+            fixed addresses.
     """
 
-    def __init__(
-        self,
-        drafter: Any,
-        draft_temperature: torch.Tensor,
-        temperature: torch.Tensor | None = None,
-        top_k: torch.Tensor | None = None,
-        top_p: torch.Tensor | None = None,
-    ):
+    def __init__(self, drafter: Any, draft_temperature: torch.Tensor, processing: Processing):
         from hf_specdec_kernels import draft_columns
 
         self.draft_temperature = draft_temperature
-        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
+        self._processing, self._temperature = processing, processing.temperature
         self._grid = torch.tensor(DraftTemperature.GRID, device=draft_temperature.device)
         self._vocabulary = getattr(drafter, "target_ids", None)
         self.columns = None
@@ -58,15 +51,11 @@ class Drawing:
         temperature = self.draft_temperature
         if self._temperature is not None:
             temperature = temperature * self._temperature
-        is_filtered = self._top_k is not None or self._top_p is not None
-        return Tempered(temperature, self._filtered if is_filtered else None)
+        return Tempered(temperature, self._filtered if self._processing.filters else None)
 
     def _filtered(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits, with -inf for tokens that top-k or top-p of their row hides."""
-        from hf_specdec_kernels import filter_logits
-
-        logits = logits if logits.dtype in DTYPES else logits.float()
-        return filter_logits(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p)
+        """The logits, with -inf for tokens that the processors of their row hide."""
+        return self._processing(logits if logits.dtype in DTYPES else logits.float(), columns=self.columns)
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """

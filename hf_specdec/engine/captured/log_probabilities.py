@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels import DTYPES
 from ...verification.log_probabilities import MOST_BEST, TokenLogprob, log_probabilities, token_logprobs
 from .reports import HostCopy, Reports
 
 
 if TYPE_CHECKING:
     from ..request import Request
+    from .processing import Processing
     from .rows import InFlightRows
 
 
@@ -46,11 +46,11 @@ class CapturedLogprobs:
     Args:
         rows (`InFlightRows`): the step's rows.
         best (`int`): number of best tokens in the place of every new one.
-        is_warped (`bool`): whether rows may have temperature, top-k and top-p.
+        processing (`Processing`, *optional*): what rows' processors do with the logits; None for nothing.
     """
 
-    def __init__(self, rows: InFlightRows, best: int, is_warped: bool):
-        self._rows, self._best, self._is_warped = rows, best, is_warped
+    def __init__(self, rows: InFlightRows, best: int, processing: Processing | None):
+        self._rows, self._best, self._processing = rows, best, processing
         shape = rows.size.rows, rows.size.depth + 1, 1 + 2 * best
         self._is_raw = torch.zeros(rows.size.rows, dtype=torch.bool, device=rows.device)
         self._found = torch.zeros(shape, dtype=torch.int32, device=rows.device)
@@ -74,21 +74,19 @@ class CapturedLogprobs:
         """
         for level in range(path.shape[1]):  # one by one: the logits of all levels may be large
             node = path[:, level, None, None].expand(-1, 1, logits.shape[2])
-            scores = self._chosen_from(logits.gather(1, node))[:, 0]
+            scores = self._chosen_from(logits.gather(1, node), level)[:, 0]
             values, best = log_probabilities(scores, new[:, level].clamp(min=0), self._best)
             self._found[:, level].copy_(torch.cat([values.view(torch.int32), best.int()], dim=1))
 
-    def _chosen_from(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scores from which the rows' tokens were chosen, or the logits of raw rows, `[rows, 1, vocab]`."""
-        if not self._is_warped:
+    def _chosen_from(self, logits: torch.Tensor, level: int) -> torch.Tensor:
+        """
+        Scores from which the rows' tokens of a level were chosen, or the logits of raw rows, `[rows, 1, vocab]`.
+        """
+        if self._processing is None:
             return logits
-        from hf_specdec_kernels import filter_logits
-
-        rows, logits = self._rows, logits if logits.dtype in DTYPES else logits.float()
-        temperature = rows.temperature.masked_fill(self._is_raw, 1.0)
-        top_k, top_p = rows.top_k.masked_fill(self._is_raw, 0), rows.top_p.masked_fill(self._is_raw, 1.0)
-        filtered = filter_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        return filtered.float() / temperature[:, None, None]
+        processed = self._processing(logits, torch.full_like(self._rows.lengths[:, None], level)).float()
+        processed = processed / self._rows.temperature[:, None, None]
+        return torch.where(self._is_raw[:, None, None], logits.float(), processed)
 
     def fetch(self) -> None:
         """Starts a copy of what the last launched run finds. Does not wait."""

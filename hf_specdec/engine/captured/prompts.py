@@ -16,6 +16,7 @@ from ...verification import Verifier, Walk, rows_with_nan
 from ..request import Request
 from .captured import CapturedStep
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun, best_asked
+from .processing import processing_of
 from .reports import HostCopy
 from .rows import RowValues, StepSize
 from .walks import RowWalks, error_of
@@ -44,7 +45,7 @@ class PromptStep(CapturedStep):
         size (`StepSize`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
         has_head (`bool`): whether an EAGLE head reads the chunk as well.
         compiles (`bool`): whether forwards are compiled before the capture.
-        best (`int`, *optional*): see `StepKind`.
+        best (`int`, *optional*), processing (`frozenset[str]`): see `StepKind`.
     """
 
     is_vital = False
@@ -57,17 +58,18 @@ class PromptStep(CapturedStep):
         has_head: bool,
         compiles: bool,
         best: int | None = None,
+        processing: frozenset[str] = frozenset(),
     ):
-        super().__init__(target, drafting, size)
+        super().__init__(target, drafting, size, processing)
         self.compiles = compiles
         self._store: Any = drafting.features
-        self._walks = RowWalks(self.rows, ALL_KINDS)
+        self._walks = RowWalks(self.rows, ALL_KINDS, processing=processing)
         head: Any = drafting.captured_draft
         self._head: CapturedDraft | None = head(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held: Any = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
-        self._logprobs = None if best is None else CapturedLogprobs(self.rows, best, is_warped=True)
+        self._logprobs = None if best is None else CapturedLogprobs(self.rows, best, self._walks.processing)
 
     def _let_models_go(self) -> None:
         super()._let_models_go()
@@ -95,10 +97,11 @@ class PromptStep(CapturedStep):
             kept = last
         logits = logits.gather(1, kept[:, :, None].expand(-1, 1, logits.shape[2]))
         roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
-        path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
+        path, accepted, next_tokens, chosen_from = self._walks.walk(logits, draft, roots)
         highest = logits.amax(dim=-1)
-        accepted = self._walks.checked(highest, path, accepted)
         is_nan = rows_with_nan(logits, highest)
+        highest = highest if chosen_from is logits else chosen_from.amax(dim=-1)
+        accepted = self._walks.checked(highest, path, accepted)
         self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
         if self._logprobs is not None:
             self._logprobs.note(logits, path, next_tokens[:, None])
@@ -186,6 +189,14 @@ class LaunchedPrompts:
         return found
 
 
+class PromptKey(NamedTuple):
+    """What is fixed at a capture; see `PromptStep`."""
+
+    size: StepSize
+    best: int | None
+    processing: frozenset[str]
+
+
 class DevicePrompts:
     """
     Runs prefill chunks by captured steps. A step is captured when its size comes for the second time, or at once.
@@ -199,8 +210,8 @@ class DevicePrompts:
         # No reference cycle: K/V must be freed with the manager.
         self._decoding_steps: DeviceSteps = weakref.proxy(steps)
         self._target, self._drafting = target, drafting
-        self._steps: dict[tuple[StepSize, int | None], PromptStep] = {}
-        self._seen: set[tuple[StepSize, int | None]] = set()
+        self._steps: dict[PromptKey, PromptStep] = {}
+        self._seen: set[PromptKey] = set()
         self._failed = False
         self.captures_at_once = False
         """Whether the first prompt of a size waits for the capture, so that no later one does."""
@@ -232,7 +243,7 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        key = size, best_asked(chunk.requests)
+        key = PromptKey(size, best_asked(chunk.requests), processing_of(chunk.requests))
         is_due = self.captures_at_once or key in self._seen
         self._seen.add(key)
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
@@ -246,7 +257,7 @@ class DevicePrompts:
             has_head = self._target.features is not None
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
-            step = PromptStep(self._target, self._drafting, size, has_head, compiles, key[1])
+            step = PromptStep(self._target, self._drafting, size, has_head, compiles, key.best, key.processing)
         values = self._values(chunk, ends)
         step.load(chunk.requests, *values)
         if is_new:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from ...cache.pending_features import PendingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
 from ...verification import Verifier
 from ...verification.choosing import uniform
+from ...verification.device_warpers import NONE, Hidden, Warpers
 from ..request import Request
 
 
-REALS = ("temperature", "top_p", "draft_temperature")
+REALS = ({*NONE} - {"top_k"}) | {"draft_temperature"}
 """Values of a row that are float32."""
+_HIDDEN = dict(zip(("hidden_tokens", "hidden_from", "hidden_until"), Hidden._fields, strict=True))
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,17 @@ class RowValues:
     draft_temperature: list[float]
 
 
+class HiddenTokens(NamedTuple):
+    """
+    Tokens that rows hide, `[rows, most]` int64 each, in texts of `first` tokens or more, and fewer than `end`;
+    see `Hidden`.
+    """
+
+    token: torch.Tensor
+    first: torch.Tensor
+    end: torch.Tensor
+
+
 class InFlightRows:
     """
     The rows of a captured step. Rows after those of requests are padding rows: they rest and have no blocks, so that
@@ -82,10 +96,16 @@ class InFlightRows:
         device (`torch.device`): device of the step.
         trash_slot (`int`): the slot in `PendingFeatures` to which rows without a place write.
         adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
+        most_hidden (`int`): tokens that a row may hide by their ids.
     """
 
     def __init__(
-        self, size: StepSize, device: torch.device, trash_slot: int, adapters: Mapping[Choice, int] | None = None
+        self,
+        size: StepSize,
+        device: torch.device,
+        trash_slot: int,
+        adapters: Mapping[Choice, int] | None = None,
+        most_hidden: int = 0,
     ):
         self.size, self.device, self._trash_slot = size, device, trash_slot
         self._adapter_index = {} if adapters is None else adapters
@@ -103,15 +123,14 @@ class InFlightRows:
             "kinds": (rows,),
             "places": (rows,),
             "slot_steps": (rows,),
-            "temperature": (rows,),
-            "top_k": (rows,),
-            "top_p": (rows,),
+            **dict.fromkeys(NONE, (rows,)),
             "draft_temperature": (rows,),
             "adapters": (rows,),
             "numbers_from": (rows,),
             "numbers": (rows, 2 * new),
             "position_shifts": (rows, size.axes),
             "tables": (rows, size.blocks),
+            **dict.fromkeys(_HIDDEN, (rows, most_hidden)),
         }
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         pinned = device.type == "cuda"
@@ -156,10 +175,10 @@ class InFlightRows:
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = on_device["temperature"]
         """Sampling temperature of each row, `[rows]` float32; 1 for none."""
-        self.top_k: torch.Tensor = on_device["top_k"]
-        """Top-k of each row, `[rows]` int64; 0 for none."""
-        self.top_p: torch.Tensor = on_device["top_p"]
-        """Top-p of each row, `[rows]` float32; 1 for none."""
+        self.warpers: dict[str, torch.Tensor] = {name: on_device[name] for name in NONE}
+        """Values of each row's warpers by name, `[rows]` float32 (`top_k`: int64); those of `NONE` for none."""
+        self.hidden = HiddenTokens(*(on_device[name] for name in _HIDDEN))
+        """The tokens that each row hides."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
         self.adapters: torch.Tensor = on_device["adapters"]
@@ -174,13 +193,15 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "slot_steps", "top_k", "adapters", "tail", "position_shifts"):
+        for name in ("room", "kinds", "slot_steps", "adapters", "tail", "position_shifts", *_HIDDEN):
             host[name][first:] = 0
+        for name, without in NONE.items():
+            host[name][first:] = without
         host["places"][first:] = PendingFeatures.DUMMY
         for name in ("state_slots", "draft_slots"):
             host[name][first:] = -1
         host["slots"][first:] = self._trash_slot
-        for name in ("counts", "temperature", "top_p", "draft_temperature"):
+        for name in ("counts", "draft_temperature"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head's cache is one token behind
         host["numbers_from"][first:] = host["lengths"][first:]
@@ -266,10 +287,13 @@ class InFlightRows:
         for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
             if row < len(before) and before[row] == now:
                 continue
-            warpers = request.options.device_warpers
-            values = {} if warpers is None else warpers.values
-            for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
-                host[name][row] = values.get(name, without)
+            warpers = request.options.device_warpers or Warpers({})
+            for name, without in NONE.items():
+                host[name][row] = warpers.values.get(name, without)
+            if self.hidden.token.shape[1] > 0:
+                for name, part in _HIDDEN.items():
+                    host[name][row] = 0  # hidden in no text
+                    host[name][row, : len(warpers.hidden)] = [getattr(one, part) for one in warpers.hidden]
             host["adapters"][row] = self._adapter_index.get(request.adapter, 0)
             shift = request.position_shift
             host["position_shifts"][row] = 0 if shift is None else shift[:, 0].numpy()

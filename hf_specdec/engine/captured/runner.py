@@ -23,6 +23,7 @@ from .captured import CapturedStep
 from .constraining import has_grammar
 from .log_probabilities import best_asked
 from .parts import DraftGroup, Outcome, StepPart
+from .processing import filters_by_kernels, processing_of
 from .prompts import DevicePrompts
 from .repeats import Repeats
 from .rows import RowValues, StepSize
@@ -111,7 +112,7 @@ class DeviceSteps:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
         draws = any(request.options.do_sample for request in requests)
-        return self._steps.trees_for(size, draws, best_asked(requests))
+        return self._steps.trees_for(size, draws, best_asked(requests), processing_of(requests))
 
     def renew(self) -> bool:
         """
@@ -257,7 +258,8 @@ class DeviceSteps:
             kinds=kinds_among(values.kinds, part.draws) if self.mixes_rows else frozenset(values.kinds),
             has_seeds=self.mixes_rows,
             draws=part.draws,
-            is_filtered=part.draws and any(request.options.filters for request in part.of(part.drafted)),
+            is_filtered=part.draws and filters_by_kernels(part.of(part.drafted)),
+            processing=processing_of(part.own),
             shapes=part.shapes,
             reports_ranks=part.reports_ranks,
             keeps_logits=has_grammar(part.own),

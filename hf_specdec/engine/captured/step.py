@@ -39,6 +39,7 @@ class StepKind:
         draws (`bool`): whether children are drawn.
         has_seeds (`bool`): whether rows may have a seed of their own.
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
+        processing (`frozenset[str]`): what rows do beside temperature, top-k and top-p; see `Warpers.kinds`.
         shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
         keeps_logits (`bool`): whether the logits of the accepted path are kept, for rows with a grammar.
@@ -54,6 +55,7 @@ class StepKind:
     draws: bool = False
     has_seeds: bool = True
     is_filtered: bool = False
+    processing: frozenset[str] = frozenset()
     shapes: bool = False
     reports_ranks: bool = False
     keeps_logits: bool = False
@@ -62,14 +64,22 @@ class StepKind:
     compiles_whole: bool = False
     best: int | None = None
 
-    @property
-    def done_by(self) -> tuple[StepKind, ...]:
+    def stands_in_for(self, wanted: StepKind) -> bool:
         """
-        Kinds whose steps can run the rows: this one, the filtered one, whose filters may be off in any row, and those
-        with best tokens.
+        Whether steps of this kind can run the rows of another: with filters, which may be off in any row, with best
+        tokens, or with further processors if they have any.
         """
-        found = (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
-        return (*found, *(replace(one, best=MOST_BEST) for one in found)) if self.best == 0 else found
+        alike = replace(self, is_filtered=wanted.is_filtered, best=wanted.best, processing=wanted.processing)
+        return (
+            alike == wanted
+            and self.is_filtered >= wanted.is_filtered
+            and (self.best == wanted.best or (wanted.best == 0 and self.best == MOST_BEST))
+            and self.processes(wanted.processing)
+        )
+
+    def processes(self, wanted: frozenset[str]) -> bool:
+        """Whether steps of this kind do what rows ask for. Those that ask for nothing do not wait for it."""
+        return self.processing >= wanted if wanted else not self.processing
 
 
 class StepKey(NamedTuple):
@@ -92,14 +102,14 @@ class InFlightStep(CapturedStep):
 
     def __init__(self, target: InFlightTarget, drafting: Drafting, key: StepKey, asked: DraftRequest | None):
         kind, size = key
-        super().__init__(target, drafting, size)
+        super().__init__(target, drafting, size, kind.processing)
         self.kind, device = kind, target.device
         self.draft: CapturedDraft = NoDraft(self.rows)
         if kind.reads or kind.tree is not None:
             assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
             self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, asked)
         drawn_by = self.draft.drafter if kind.draws else None
-        self._walks = RowWalks(self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds)
+        self._walks = RowWalks(self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds, kind.processing)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         width = 3 + 2 * (size.depth + 1) + (num_columns(size.depth, kind.shapes) if kind.reports_ranks else 0)
@@ -108,7 +118,8 @@ class InFlightStep(CapturedStep):
         self._reports = Reports(self._report)
         self._logprobs: CapturedLogprobs | None = None
         if kind.best is not None:
-            self._logprobs = CapturedLogprobs(self.rows, kind.best, kind.kinds != {Verifier.GREEDY})
+            is_bare = kind.kinds == {Verifier.GREEDY} and not kind.processing
+            self._logprobs = CapturedLogprobs(self.rows, kind.best, None if is_bare else self._walks.processing)
         self.launched_at = 0.0
         """When the last run was launched (`time.perf_counter`)."""
         self._store = drafting.features
@@ -166,7 +177,7 @@ class InFlightStep(CapturedStep):
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        path, accepted, next_tokens = self._walks.walk(logits, draft, walked)
+        path, accepted, next_tokens, chosen_from = self._walks.walk(logits, draft, walked)
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if self.kind.keeps_logits:
@@ -189,6 +200,7 @@ class InFlightStep(CapturedStep):
                 self._features[0].copy_(kept)
         is_compiled = self.compiles and self.compiles_whole
         compiled: Any = compiled_function if is_compiled else lambda function: function
+        highest = highest if chosen_from is logits else chosen_from.amax(dim=-1)
         accepted = self._walks.checked(highest, path, accepted, compiled)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self.kind.reports_ranks:

@@ -65,12 +65,12 @@ class CapturedSteps:
         """
         if wanted in self._steps or not self._may_stand_in(wanted):
             return wanted
-        kinds, size = wanted.kind.done_by, wanted.size
+        size = wanted.size
         most_blocks = math.inf if wanted.kind.compiles_whole else LARGEST_DETOUR * size.blocks
         able = [
             key
             for key in self._steps
-            if key.kind in kinds
+            if key.kind.stands_in_for(wanted.kind)
             and size.axes == key.size.axes
             and size.lag <= key.size.lag
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
@@ -81,11 +81,11 @@ class CapturedSteps:
         return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
 
     def trees_for(
-        self, size: StepSize, draws: bool, best: int | None = None
+        self, size: StepSize, draws: bool, best: int | None = None, processing: frozenset[str] = frozenset()
     ) -> frozenset[TokenTree | DynamicTree | None]:
         """
         Trees (None: no tree) of captured steps that have room for these rows and blocks, and stand in at least;
-        `draws` says whether any row is sampled, `best` what log-probabilities are asked for (`StepKind.best`).
+        `draws` says whether any row is sampled, `best` and `processing` what they ask for; see `StepKind`.
         """
         return frozenset(
             key.kind.tree
@@ -93,6 +93,7 @@ class CapturedSteps:
             if not key.kind.reads
             and (len(key.kind.kinds) > 1) == draws
             and key.kind.best == best
+            and key.kind.processes(processing)
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
             and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
         )

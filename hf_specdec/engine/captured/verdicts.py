@@ -23,15 +23,10 @@ class Verdict:
 
     Args:
         kind (`Verifier`): how rows are verified.
-        temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
-            `[batch]`, int64, *optional*): values of the warpers that make p, in the order temperature, top-k, top-p.
         drawing (`Drawing`, *optional*): for `rejection`, the distribution from which children were drawn.
     """
 
     kind: Verifier
-    temperature: torch.Tensor | None = None
-    top_k: torch.Tensor | None = None
-    top_p: torch.Tensor | None = None
     drawing: Drawing | None = None
 
     def walk(
@@ -40,6 +35,7 @@ class Verdict:
         tokens: torch.Tensor,
         draft: DraftTree,
         by_depth: torch.Tensor | None = None,
+        warpers: dict[str, Any] | None = None,
         **options: Any,
     ) -> Any:
         """
@@ -49,6 +45,8 @@ class Verdict:
         Args:
             by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): uniform random numbers, by
                 depth; where they are negative or not given, torch's generator draws them.
+            warpers (`dict[str, torch.Tensor]`, *optional*): values of the warpers that make p from the logits:
+                `temperature`, `top_k` and `top_p`.
         """
         from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
 
@@ -59,7 +57,7 @@ class Verdict:
         if by_depth is not None:
             given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
             uniforms = torch.where(given >= 0, given, uniforms)
-        options |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        options |= warpers or {}
         if self.kind == Verifier.FROM_TARGET:
             return target_walk(logits, tokens, topology.parents, uniforms, **options)
         assert self.drawing is not None and draft.scores is not None and isinstance(draft.score_index, torch.Tensor)

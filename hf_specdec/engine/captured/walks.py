@@ -11,6 +11,7 @@ from ...trees import DraftTree
 from ...verification import NAN_LOGITS, Verifier
 from ...verification.choosing import NOTHING_TO_CHOOSE
 from .drawing import Drawing
+from .processing import KERNEL_FILTERS, Processing
 from .rows import InFlightRows
 from .verdicts import NOTHING_TO_DRAW, Verdict, checked
 
@@ -26,6 +27,7 @@ class RowWalks:
         draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
             target's top-k and top-p are always applied: a row without them costs a comparison.)
         has_seeds (`bool`): whether rows may have a seed of their own.
+        processing (`frozenset[str]`): see `StepKind`.
     """
 
     def __init__(
@@ -35,22 +37,31 @@ class RowWalks:
         drawn_by: Any = None,
         draft_is_filtered: bool = False,
         has_seeds: bool = True,
+        processing: frozenset[str] = frozenset(),
     ):
         self._rows, self._kinds, self._has_seeds = rows, kinds, has_seeds
-        temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
-        self._warpers: Any = temperature | filters
-        of_draft = self._warpers if draft_is_filtered else temperature
-        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.draft_temperature, **of_draft)
+        self.processing = Processing.of(rows, processing)
+        """What makes the scores of p from the target's logits."""
+        self.drawing = None
         """The distribution from which children are drawn; None if they are not drawn."""
+        if drawn_by is not None:
+            of_draft = Processing.of(rows, processing, KERNEL_FILTERS if draft_is_filtered else ())
+            self.drawing = Drawing(drawn_by, rows.draft_temperature, of_draft)
 
-    def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Paths, numbers of accepted nodes and next tokens of all rows; see `Verdict.walk`."""
+    def walk(
+        self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Paths, numbers of accepted nodes and next tokens of all rows, see `Verdict.walk`; and the logits that have
+        walked, those of hidden tokens -inf.
+        """
         rows, found = self._rows, None
         uniforms = rows.uniforms if self._has_seeds and self._kinds != {Verifier.GREEDY} else None
+        logits, warpers = self.processing.for_walk(logits, draft.topology.depths)
         for kind in sorted(self._kinds):
-            verdict = self._verdict(kind)
-            is_own = rows.kinds == kind
-            walks = verdict.walk(logits, tokens, draft, by_depth=uniforms, max_depth=rows.size.depth, active=is_own)
+            verdict = Verdict(kind, self.drawing if kind == Verifier.REJECTION else None)
+            is_own, most = rows.kinds == kind, rows.size.depth
+            walks = verdict.walk(logits, tokens, draft, uniforms, warpers, max_depth=most, active=is_own)
             if found is None:
                 found = tuple(walks)
             else:
@@ -61,12 +72,7 @@ class RowWalks:
                     torch.where(is_own, walks.next_tokens, found[2]),
                 )
         assert found is not None
-        return found
-
-    def _verdict(self, kind: Verifier) -> Verdict:
-        if kind == Verifier.GREEDY:
-            return Verdict(kind)
-        return Verdict(kind, drawing=self.drawing if kind == Verifier.REJECTION else None, **self._warpers)
+        return *found, logits
 
     def checked(
         self,
