@@ -1,5 +1,5 @@
 """
-What a step costs at a temperature of 1, over a greedy step of the same tree, on a GPU.
+What a step costs at a temperature of 1, with and without filters, over a greedy step of the same tree, on a GPU.
 
     python benchmarks/sampled_step.py [--rows 1 8] [--calls 5] [--trace FOLDER]
 
@@ -44,6 +44,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T=1, top_k=50": {"do_sample": True, "top_k": 50},
     "T=1": {"do_sample": True, "top_k": 0},
     "T=1, top_p=0.9": {"do_sample": True, "top_k": 0, "top_p": 0.9},
+    "T=1, min_p=0.05": {"do_sample": True, "top_k": 0, "min_p": 0.05},
+    "T=1, top_k=50, min_p=0.05": {"do_sample": True, "top_k": 50, "min_p": 0.05},
+    "T=1, typical_p=0.9": {"do_sample": True, "top_k": 0, "typical_p": 0.9},
+    "T=1, one token hidden": {"do_sample": True, "top_k": 0, "suppress_tokens": [0]},
 }
 
 

@@ -16,6 +16,7 @@ from support.heads import GOLDENS, trained_head
 from support.hybrids import CAPTURED, draft_of, hybrid, is_known
 from support.merges import noted_merges
 from support.models import FAMILIES, UNEQUAL, noisy_copy, prompts, tiny_model
+from support.sampling import ALL_SETTINGS
 from transformers import LogitsProcessorList, PreTrainedModel
 
 import hf_specdec
@@ -238,7 +239,18 @@ def test_compiled_steps(
     [{"draft_sampling": "greedy"}, {}, {"tree": hf_specdec.DynamicTree(depth=2, top_k=2, num_nodes=3)}],
     ids=str,
 )
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        ALL_SETTINGS["all filters"] | {"suppress_tokens": [4]},
+    ],
+    ids=str,
+)
 def test_whole_steps_that_draw(options: dict[str, Any], drawn: dict[str, Any]) -> None:
     """The second tokens of 40,000 rows, drawn in a step, against the target's own probabilities; and seeds."""
     target, draft = pair(0.3, vocab_size=12, dtype=torch.float32)
@@ -261,7 +273,7 @@ def test_whole_steps_that_draw(options: dict[str, Any], drawn: dict[str, Any]) -
         found.append(output)
     assert torch.equal(*found)
     warpers = target._get_logits_processor(
-        target._prepare_generation_config(None, do_sample=True, **({"top_k": 0} | options))[0]
+        target._prepare_generation_config(None, do_sample=True, **({"top_k": 0} | options))[0], device="cuda"
     )
     for first in output[:, 4].unique().tolist():
         chosen = output[output[:, 4] == first]

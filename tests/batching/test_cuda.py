@@ -259,7 +259,7 @@ def test_a_kept_manager_captures_nothing_anew(kind: str, monkeypatch: pytest.Mon
         model.destroy_cached_continuous_batching_manager()
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "rejection", "seeds"])
+@pytest.mark.parametrize("sampling", ["greedy", "rejection", "seeds", "processors"])
 @pytest.mark.parametrize("kind", ["head", "draft"])
 def test_whole_steps(kind: str, sampling: str) -> None:
     """All but the first steps are single replays; texts are those of steps that the host takes apart."""
@@ -270,6 +270,12 @@ def test_whole_steps(kind: str, sampling: str) -> None:
     elif sampling == "seeds":
         options = [
             {"do_sample": True, "temperature": 0.8, "top_k": 30, "seed": seed} for seed, _ in enumerate(prompts)
+        ]
+    elif sampling == "processors":
+        hidden = {"min_new_tokens": 12, "suppress_tokens": [5, 9]}
+        own = [hidden, hidden | {"min_p": 0.05}, {"typical_p": 0.8}, {"top_h": 0.9, "epsilon_cutoff": 0.01}, {}]
+        options = [
+            {"do_sample": seed % len(own) > 0, "seed": seed} | own[seed % len(own)] for seed, _ in enumerate(prompts)
         ]
     try:
         assistant = trained_head().cuda() if kind == "head" else noisy_copy(model, 0.02).cuda()
