@@ -48,6 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T=1, top_k=50, min_p=0.05": {"do_sample": True, "top_k": 50, "min_p": 0.05},
     "T=1, typical_p=0.9": {"do_sample": True, "top_k": 0, "typical_p": 0.9},
     "T=1, one token hidden": {"do_sample": True, "top_k": 0, "suppress_tokens": [0]},
+    "T=1, repetition penalty": {"do_sample": True, "top_k": 0, "repetition_penalty": 1.1},
 }
 
 

@@ -92,10 +92,11 @@ class RequestOptions:
         """The mask of the request's grammar; None without a grammar."""
         return grammar_in(self.processors)
 
-    def for_row(self, padding: int) -> RequestOptions:
+    def for_row(self, row: int, padding: int) -> RequestOptions:
         """The options of one of several rows, with a text of its own in the grammar, and without its padding."""
         own = [
-            one.for_row() if isinstance(one, GrammarMask) else without_padding(one, padding) for one in self.processors
+            one.for_row() if isinstance(one, GrammarMask) else without_padding(one, row, padding)
+            for one in self.processors
         ]
         is_same = all(one is other for one, other in zip(own, self.processors, strict=True))
         return self if is_same else replace(self, processors=LogitsProcessorList(own))
@@ -111,7 +112,7 @@ class RequestOptions:
     def filters(self) -> bool:
         """Whether tokens are drawn with a filter, such as top-p."""
         warpers = self.device_warpers
-        return self.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}
+        return self.do_sample and warpers is not None and not warpers.of_draws <= {"temperature"}
 
     @cached_property
     def device_warpers(self) -> Warpers | None:
@@ -121,9 +122,9 @@ class RequestOptions:
         log-probabilities.
         """
         warpers = Warpers.of(LogitsProcessorList(one for one in self.processors if one is not self.grammar))
-        if warpers is None or (warpers.values and not self.do_sample):
+        if warpers is None or (warpers.of_draws and not self.do_sample):
             return None
-        is_free = not self.do_sample or (self.seed is None and warpers.values.keys() <= {"temperature"})
+        is_free = not self.do_sample or (self.seed is None and warpers.of_draws <= {"temperature"})
         return warpers if self.grammar is None or (is_free and self.logprobs is None) else None
 
     @cached_property

@@ -17,7 +17,7 @@ from ..compat import CACHE
 from ..drafters.heads import dtype_in_use
 from ..engine.engine import Engine
 from ..engine.prompt_inputs import PromptInputs
-from ..engine.request import Request
+from ..engine.request import Request, RequestOptions
 from ..graphs import obstacle_to_graphs
 from ..kernels import DTYPES, kernels_are_installed
 from ..metrics import SpeculationMetrics, set_last_metrics
@@ -76,8 +76,8 @@ class StaticBatch:
             return "`synced_gpus` is on"
         if self.call.plan.draws_by_position:
             return "random numbers belong to positions"
-        if self.call.options.device_warpers is None:
-            return "a logits processor reads more than the scores"
+        if any(options.device_warpers is None for options in self._row_options):
+            return "a logits processor is none of those of captured steps, in the order of `generate`"
         return None
 
     def _obstacle_of_models(self) -> str | None:
@@ -131,6 +131,10 @@ class StaticBatch:
         if known is not None and (known <= ids.shape[1] or (self.call.streamer and self.call.logits_processor)):
             return "the text is longer than the positions that the target knows"
         return None
+
+    @cached_property
+    def _row_options(self) -> list[RequestOptions]:
+        return [self.call.options.for_row(row, padding) for row, padding in enumerate(self._padding)]
 
     @property
     def _inputs_beside_tokens(self) -> list[str]:
@@ -208,8 +212,8 @@ class StaticBatch:
             inputs = PromptInputs(call.model_kwargs, lambda values: (call.generation_config, values), call.input_ids)
         found = []
         for number, (tokens, first) in enumerate(zip(call.input_ids.tolist(), self._padding, strict=True)):
-            options = call.options.for_row(padding=first)
-            request = Request(str(number), tokens[first:], options, call.input_ids.device, inputs=inputs)
+            options, device = self._row_options[number], call.input_ids.device
+            request = Request(str(number), tokens[first:], options, device, inputs=inputs)
             request.max_length = most - first
             found.append(request)
         return found

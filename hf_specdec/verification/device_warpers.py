@@ -12,19 +12,26 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors_of
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from .filters import AFTER, BEFORE, OFF, TOP_H_CANDIDATES
+from .penalties import OccurrencePenalty
 
 
-HIDDEN_TOKENS = "hidden_tokens"
-"""What `Warpers.kinds` calls tokens that are hidden whatever their scores are."""
+HIDDEN_TOKENS, PENALTIES = "hidden_tokens", "penalties"
+"""What `Warpers.kinds` calls tokens that are hidden whatever their scores are, and penalties of a text's tokens."""
+_UNPENALISED = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "counts_from": 0}
 RENORMALIZES = "renormalize_logits"
 """A warper that leaves p as it is."""
 MOST_HIDDEN = 32
 """Most tokens that a row of a captured step hides by their ids."""
 FOR_EVER = sys.maxsize
-NONE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | OFF
-"""Values of a row without warpers, by name. The names are options of `generate`, in the order of their warpers."""
+NONE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | OFF | _UNPENALISED
+"""
+Values of a row without warpers, by name: options of `generate` and of requests, and the first token that presence and
+frequency penalties count.
+"""
+INTEGERS = ("top_k", "counts_from")
 
 
 class Hidden(NamedTuple):
@@ -38,10 +45,10 @@ class Hidden(NamedTuple):
 @dataclass(frozen=True)
 class Warpers:
     """
-    What a request's processors do that captured steps can do, too: tokens are hidden first.
+    What a request's processors do that captured steps can do, too: penalties first, then tokens are hidden.
 
     Args:
-        values (`dict[str, float]`): values by name, for the warpers among those of `NONE`.
+        values (`dict[str, float]`): values by name, for the processors among those of `NONE`.
         hidden (`tuple[Hidden, …]`): tokens that are hidden whatever their scores are.
     """
 
@@ -56,13 +63,18 @@ class Warpers:
         values: dict[str, float] = {}
         hidden: list[Hidden] = []
         for processor in processors:
-            name = _NAMES.get(type(processor))
-            tokens = _HIDDEN_BY.get(type(processor))
-            if tokens is not None and not values:
-                hidden += tokens(processor)
-            elif name is not None and _is_plain(processor) and all(_ORDER[one] < _ORDER[name] for one in values):
-                value = getattr(processor, _FIELDS.get(name, name), 1.0)
-                values[name] = value.item() if isinstance(value, torch.Tensor) else value
+            kind = type(processor)
+            is_early = values.keys() <= _UNPENALISED.keys()  # penalties do nothing to a hidden token
+            if kind in _HIDDEN_BY and is_early:
+                hidden += _HIDDEN_BY[kind](processor)
+            elif kind is RepetitionPenaltyLogitsProcessor and not values and not _ignores_tokens(processor):
+                values["repetition_penalty"] = processor.penalty
+            elif kind is OccurrencePenalty and is_early and "counts_from" not in values:
+                values["presence_penalty"], values["frequency_penalty"] = processor.presence, processor.frequency
+                values["counts_from"] = processor.prompt_length
+            elif kind in _NAMES and _is_plain(processor) and _is_in_order(_NAMES[kind], values):
+                value = getattr(processor, _FIELDS.get(_NAMES[kind], _NAMES[kind]), 1.0)
+                values[_NAMES[kind]] = value.item() if isinstance(value, torch.Tensor) else value
             else:
                 return None
         hidden = _joined(hidden)
@@ -71,7 +83,14 @@ class Warpers:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """What the steps of the request do beside temperature, top-k and top-p, by name."""
-        return frozenset(self.values.keys() & OFF.keys()) | ({HIDDEN_TOKENS} if self.hidden else frozenset())
+        found = self.values.keys() & OFF.keys()
+        found |= {HIDDEN_TOKENS} if self.hidden else set()
+        return frozenset(found | ({PENALTIES} if self.values.keys() & _UNPENALISED.keys() else set()))
+
+    @cached_property
+    def of_draws(self) -> frozenset[str]:
+        """Names of the values that say how a token is drawn: greedy requests have none."""
+        return frozenset(self.values.keys() - _UNPENALISED.keys())
 
 
 _ORDER = {n: place for place, n in enumerate(("temperature", *BEFORE, "top_k", "top_p", *AFTER, RENORMALIZES))}
@@ -90,6 +109,16 @@ _NAMES = {
     }.items()
 }
 _FIELDS = {"typical_p": "mass", "epsilon_cutoff": "epsilon", "eta_cutoff": "epsilon"}
+
+
+def _is_in_order(name: str, values: dict[str, float]) -> bool:
+    return all(_ORDER.get(one, -1) < _ORDER[name] for one in values)
+
+
+def _ignores_tokens(processor: Any) -> bool:
+    """Whether a repetition penalty leaves tokens at the beginning of a text out."""
+    length = getattr(processor, "prompt_ignore_length", None)
+    return length.tolist() != [0] if isinstance(length, torch.Tensor) else length not in (None, 0)
 
 
 def _is_plain(processor: Any) -> bool:
@@ -138,15 +167,21 @@ _COUNTS = {
     processors_of.MinLengthLogitsProcessor: "min_length",
     processors_of.MinNewTokensLengthLogitsProcessor: "prompt_length_to_skip",
     processors_of.SuppressTokensAtBeginLogitsProcessor: "begin_index",
+    RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",  # older ones take padding for a token of the text
 }
-"""Processors that compare the length of a text with an attribute of theirs."""
+"""Processors with an attribute that is a number of tokens from the beginning of a text on."""
 
 
-def without_padding(processor: Any, padding: int) -> Any:
-    """A logits processor for a text without the padding before it, which it counts among its tokens."""
+def without_padding(processor: Any, row: int, padding: int) -> Any:
+    """A logits processor for the text of a row without the padding before it, which it counts among its tokens."""
     name = _COUNTS.get(type(processor))
-    if name is None or not padding:
+    if name is None:
+        return processor
+    count = getattr(processor, name, None)
+    if isinstance(count, torch.Tensor):
+        count = int(count[row])
+    elif not padding:
         return processor
     own = copy.copy(processor)
-    setattr(own, name, getattr(processor, name) - padding)
+    setattr(own, name, (count or 0) - padding)
     return own

@@ -14,7 +14,7 @@ from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
 from support.graphs import StandIn, install_stand_in
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
-from support.sampling import ALL_SETTINGS, HIDDEN_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head, the_target
+from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, PROCESSED_SETTINGS, TREE, a_draft, a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig
 from hf_specdec.drafters import growth
@@ -100,7 +100,7 @@ FAST = {("noisy", "rejection"), ("head", "target, dynamic")}
     ],
 )
 def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]) -> None:
-    settings = ("plain", "temperature", "top-k", "top-p", *HIDDEN_SETTINGS)
+    settings = ("plain", "temperature", "top-k", "top-p", *PROCESSED_SETTINGS)
     found = fit_requests(assistant, method, False, settings)
     assert found.p_value > SIGNIFICANCE, found
     assert len(runs) > 20

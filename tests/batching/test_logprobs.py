@@ -34,12 +34,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": WARPED | {"seed": 3},
     "by rejection": WARPED | {"top_k": 0, "top_p": 1.0},
-    "filtered": WARPED | {"min_p": 0.02, "typical_p": 0.9},
-    "hidden tokens": {"suppress_tokens": [*range(30, 40)]},
+    "filtered": WARPED | {"repetition_penalty": 0.8, "min_p": 0.02},
+    "penalised": {"repetition_penalty": 1.4, "suppress_tokens": [*range(30, 40)]},
 }
 ON_THE_HOST: dict[str, dict[str, Any]] = {
-    "penalised": {"repetition_penalty": 1.4},
-    "penalised and sampled": WARPED | {"repetition_penalty": 0.8, "min_p": 0.02},
+    "no pairs": {"no_repeat_ngram_size": 2},
+    "sampled, no pairs": WARPED | {"no_repeat_ngram_size": 2, "min_p": 0.02},
 }
 ASKED = ((4, "raw"), (0, "processed"), (3, "processed"), (None, None), (20, "raw"))
 """Number of best tokens and mode of each prompt's request."""

@@ -27,6 +27,7 @@ from hf_specdec.engine.captured.drawing import Drawing
 from hf_specdec.engine.captured.processing import Processing
 from hf_specdec.engine.captured.rows import HiddenTokens
 from hf_specdec.verification.device_warpers import MOST_HIDDEN, NONE, Hidden, Warpers
+from hf_specdec.verification.penalties import OccurrencePenalty
 
 
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -69,7 +70,7 @@ def as_loaded(rows: list[list[LogitsProcessor]]) -> Processing:
     values = {name: [one.values.get(name, without) for one in warpers] for name, without in NONE.items()}
     hidden = [(*one.hidden, *[Hidden(0, 0, 0)] * (MOST_HIDDEN - len(one.hidden))) for one in warpers]
     table = HiddenTokens(*torch.tensor(hidden).movedim(2, 0))
-    return Processing({name: torch.tensor(value) for name, value in values.items()}, table)
+    return Processing({name: torch.tensor(value) for name, value in values.items()}, hidden=table)
 
 
 def differ(vocab: int) -> list[int]:
@@ -110,7 +111,9 @@ def test_wrong_filters_are_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
         [MinPLogitsWarper(0.1, min_tokens_to_keep=2)],
         [TypicalLogitsWarper(0.5, filter_value=-10.0)],
         [SuppressTokensLogitsProcessor(range(MOST_HIDDEN + 1))],
-        [RepetitionPenaltyLogitsProcessor(1.2)],
+        [TemperatureLogitsWarper(0.7), RepetitionPenaltyLogitsProcessor(1.2)],
+        [OccurrencePenalty(3, 0.5, 0.0), RepetitionPenaltyLogitsProcessor(1.2)],
+        [RepetitionPenaltyLogitsProcessor(1.2, prompt_ignore_length=3)],
     ],
     ids=lambda processors: ", ".join(type(one).__name__ for one in processors),
 )

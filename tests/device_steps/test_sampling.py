@@ -14,8 +14,8 @@ from support.exact import SIGNIFICANCE, Fit, fit
 from support.models import noisy_copy, prompts, tiny_model
 from support.sampling import (
     ALL_SETTINGS,
-    HIDDEN_SETTINGS,
     LIMITS,
+    PROCESSED_SETTINGS,
     TREE,
     a_draft,
     a_head,
@@ -28,7 +28,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from hf_specdec import SpeculativeConfig, last_metrics
 from hf_specdec.drafters import growth
 from hf_specdec.engine.captured.drawing import Drawing
-from hf_specdec.engine.captured.processing import Processing
+from hf_specdec.engine.captured.processing import Places, Processing
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.engine.captured.verdicts import Verdict
 from hf_specdec.trees import DraftTree
@@ -47,7 +47,7 @@ METHODS = {
 ROWS = 1_000
 KERNEL_SETTINGS = ("plain", "temperature", "top-k", "top-p")
 FAST = {("noisy", setting, method) for setting in KERNEL_SETTINGS for method in METHODS}
-FAST |= {("noisy", setting, "rejection") for setting in HIDDEN_SETTINGS}
+FAST |= {("noisy", setting, "rejection") for setting in PROCESSED_SETTINGS}
 FAST |= {("head", "top-k", method) for method in METHODS}
 
 
@@ -64,7 +64,7 @@ def sampled(assistant: str, setting: str, method: str = "target, best tokens") -
     [
         pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
         for assistant in ("noisy", "other", "head")
-        for setting in (*KERNEL_SETTINGS, *HIDDEN_SETTINGS)
+        for setting in (*KERNEL_SETTINGS, *PROCESSED_SETTINGS)
         for method in METHODS
         # Drawn children are made with the warpers of p; one way to verify them does for most.
         if method in ("target, best tokens", "rejection")
@@ -99,10 +99,16 @@ def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.Mo
     assert sampled("noisy", "temperature").p_value < 1e-6
 
 
-@pytest.mark.parametrize("wrong", ["before the temperature", "at the root"])
+@pytest.mark.parametrize("wrong", ["before the temperature", "at the root", "without the path", "path alone"])
 def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters of the logits as they are; tokens that are hidden by the length of the text without the path."""
-    if wrong == "at the root":
+    """Filters of the logits as they are; what looks at the text without the path, or at one that does not grow."""
+    setting = {"before the temperature": "all filters", "at the root": "hidden tokens"}.get(wrong, "penalties")
+    if wrong == "without the path":
+        place = Places.of_tree
+        monkeypatch.setattr(Places, "of_tree", lambda *tree: place(*tree)._replace(paths=place(*tree).paths * 0 - 1))
+    elif wrong == "path alone":
+        monkeypatch.setattr(InFlightRows, "_load_texts", lambda self, requests: None)
+    elif wrong == "at the root":
         hide = Processing._without_hidden
 
         def hide_at_root(self: Processing, logits: Any, hidden: Any, depths: Any, columns: Any) -> torch.Tensor:
@@ -111,7 +117,6 @@ def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkey
         monkeypatch.setattr(Processing, "_without_hidden", hide_at_root)
     else:
         monkeypatch.setattr(Processing, "_scores", lambda self, logits: logits.float())
-    setting = "hidden tokens" if wrong == "at the root" else "all filters"
     assert sampled("noisy", setting).p_value < SIGNIFICANCE
 
 

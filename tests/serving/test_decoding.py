@@ -14,7 +14,7 @@ from transformers import LogitsProcessor
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
-from hf_specdec.serving.penalties import OccurrencePenalty  # noqa: E402
+from hf_specdec.verification.penalties import OccurrencePenalty  # noqa: E402
 
 
 PROMPT = "abc xyz"

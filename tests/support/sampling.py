@@ -21,6 +21,7 @@ from transformers import (
 import hf_specdec
 from hf_specdec import BlockHead, DynamicTree, EagleHead, SpeculativeConfig, TokenTree
 from hf_specdec.drafters.growth import drawing
+from hf_specdec.verification.penalties import OccurrencePenalty
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
 from .heads import BLOCK_KINDS, tiny_block_head, tiny_head
@@ -70,7 +71,7 @@ MORE_SETTINGS: dict[str, dict[str, Any]] = {
         "logits_processor": LogitsProcessorList([FrequencyPenalty(0.5)]),
     },
 }
-HIDDEN_SETTINGS: dict[str, dict[str, Any]] = {
+PROCESSED_SETTINGS: dict[str, dict[str, Any]] = {
     "all filters": {
         "temperature": 1.5,
         "top_h": 0.97,
@@ -92,9 +93,13 @@ HIDDEN_SETTINGS: dict[str, dict[str, Any]] = {
             ]
         ),
     },
+    "penalties": {
+        "repetition_penalty": 1.5,
+        "logits_processor": LogitsProcessorList([OccurrencePenalty(3, 2.0, 1.5)]),
+    },
 }
-"""Settings whose processors hide tokens, by their scores and by their ids: captured steps do the same."""
-ALL_SETTINGS = SETTINGS | MORE_SETTINGS | HIDDEN_SETTINGS
+"""Settings whose processors captured steps have, too: by scores, by ids and positions, by the tokens of the text."""
+ALL_SETTINGS = SETTINGS | MORE_SETTINGS | PROCESSED_SETTINGS
 
 PROMPT = {"input_ids": torch.tensor([[5, 5, 3, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 PADDED = {

@@ -4,7 +4,8 @@ CUDA graph. A graph has the draft's catching up and its trees, the target's forw
 loads the rows and reads the report.
 
 - `rows`: the inputs of a captured step, per row; `values`: what they are loaded with.
-- `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from.
+- `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from;
+  `processing`: what rows' processors do with the logits of both.
 - `captured`: the base class of captured steps.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.

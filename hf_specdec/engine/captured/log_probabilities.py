@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...verification.log_probabilities import MOST_BEST, TokenLogprob, log_probabilities, token_logprobs
+from .processing import Places, Processing
 from .reports import HostCopy, Reports
 
 
 if TYPE_CHECKING:
     from ..request import Request
-    from .processing import Processing
     from .rows import InFlightRows
 
 
@@ -74,17 +74,15 @@ class CapturedLogprobs:
         """
         for level in range(path.shape[1]):  # one by one: the logits of all levels may be large
             node = path[:, level, None, None].expand(-1, 1, logits.shape[2])
-            scores = self._chosen_from(logits.gather(1, node), level)[:, 0]
+            scores = self._chosen_from(logits.gather(1, node), Places.of_path(new, level))[:, 0]
             values, best = log_probabilities(scores, new[:, level].clamp(min=0), self._best)
             self._found[:, level].copy_(torch.cat([values.view(torch.int32), best.int()], dim=1))
 
-    def _chosen_from(self, logits: torch.Tensor, level: int) -> torch.Tensor:
-        """
-        Scores from which the rows' tokens of a level were chosen, or the logits of raw rows, `[rows, 1, vocab]`.
-        """
+    def _chosen_from(self, logits: torch.Tensor, places: Places) -> torch.Tensor:
+        """Scores from which the rows' tokens were chosen, or the logits of raw rows, `[rows, 1, vocab]`."""
         if self._processing is None:
             return logits
-        processed = self._processing(logits, torch.full_like(self._rows.lengths[:, None], level)).float()
+        processed = self._processing(logits, places).float()
         processed = processed / self._rows.temperature[:, None, None]
         return torch.where(self._is_raw[:, None, None], logits.float(), processed)
 

@@ -1,15 +1,17 @@
-"""What the logits processors of rows do within a captured step: tokens are hidden, by their ids or their scores."""
+"""What the logits processors of rows do within a captured step, apart from what the walks' kernels do themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ...kernels import DTYPES
-from ...verification.device_warpers import FOR_EVER, HIDDEN_TOKENS
+from ...trees import Topology
+from ...verification.device_warpers import FOR_EVER, HIDDEN_TOKENS, PENALTIES
 from ...verification.filters import AFTER, BEFORE
+from ...verification.penalties import lowered, repeated
 from .rows import HiddenTokens, InFlightRows
 
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 KERNEL_FILTERS = ("top_k", "top_p")
 """Filters that kernels apply."""
 MOST_SCORES = 2**24
-"""Most scores that filters in plain PyTorch look at in one go: their memory is some times as much in float32."""
+"""Most scores that plain PyTorch processes in one go: its memory is some times as much in float32."""
+PENALTY_VALUES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "counts_from")
 _PADDING = 16
 """Columns beside a vocabulary, of which one takes what is not hidden: so many that rows stay aligned."""
 
@@ -36,24 +39,50 @@ def filters_by_kernels(requests: Iterable[Request]) -> bool:
     return any(one is not None and not one.values.keys().isdisjoint(KERNEL_FILTERS) for one in warpers)
 
 
-class Processing:
+class Places(NamedTuple):
     """
-    The processors of rows, in transformers' order. The logits of tokens that stay are left as they are: what reads the
-    result still divides it by the temperature.
+    Nodes whose logits are processed.
 
     Args:
-        values (`dict[str, torch.Tensor]`): by name, values of the warpers to apply, `[batch]` each; see `NONE`.
-        hidden (`HiddenTokens`, *optional*): tokens that are hidden by their ids.
+        depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): their depths.
+        paths (`torch.Tensor` of shape `[batch, nodes, most]`, int64): the draft tokens from the root to each of them,
+            its own included, in any order among -1.
+    """
+
+    depths: torch.Tensor
+    paths: torch.Tensor
+
+    @classmethod
+    def of_tree(cls, topology: Topology, tokens: torch.Tensor) -> Places:
+        """All nodes of a tree with these tokens, `[batch, nodes]`; -1 for nodes that no walk comes to."""
+        paths = torch.where(topology.ancestors[:, :, 1:], tokens[:, None, 1:], -1)
+        return cls(topology.depths, paths)
+
+    @classmethod
+    def of_path(cls, new: torch.Tensor, level: int) -> Places:
+        """The nodes of a level on the paths with the tokens `new`, `[batch, depth + 1]`."""
+        return cls(torch.full_like(new[:, :1], level), new[:, None, :level])
+
+
+class Processing:
+    """
+    The processors of rows, in transformers' order. What reads the result still divides it by the temperature.
+
+    Args:
+        values (`dict[str, torch.Tensor]`): by name, values of the processors to apply, `[batch]` each; see `NONE`.
         lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): tokens of every row, root included.
+        hidden (`HiddenTokens`, *optional*): tokens that are hidden by their ids.
+        texts (`torch.Tensor` of shape `[batch, most]`, int64, *optional*): the rows' tokens, for penalties.
     """
 
     def __init__(
         self,
         values: dict[str, torch.Tensor],
-        hidden: HiddenTokens | None = None,
         lengths: torch.Tensor | None = None,
+        hidden: HiddenTokens | None = None,
+        texts: torch.Tensor | None = None,
     ):
-        self.values, self._hidden, self._lengths = values, hidden, lengths
+        self.values, self._lengths, self._hidden, self._texts = values, lengths, hidden, texts
         self._has_later = any(name in values for name in AFTER)
 
     @classmethod
@@ -61,8 +90,10 @@ class Processing:
         cls, rows: InFlightRows, kinds: Collection[str], by_kernels: Collection[str] = KERNEL_FILTERS
     ) -> Processing:
         """That of a step's rows, with the `kinds` of `Warpers.kinds`, the temperature and some `KERNEL_FILTERS`."""
-        values = {name: rows.warpers[name] for name in ("temperature", *by_kernels, *kinds) if name in rows.warpers}
-        return cls(values, rows.hidden if HIDDEN_TOKENS in kinds else None, rows.lengths)
+        names = {"temperature", *by_kernels, *kinds, *(PENALTY_VALUES if PENALTIES in kinds else ())}
+        values = {name: value for name, value in rows.warpers.items() if name in names}
+        hidden = rows.hidden if HIDDEN_TOKENS in kinds else None
+        return cls(values, rows.lengths, hidden, rows.texts if PENALTIES in kinds else None)
 
     @property
     def temperature(self) -> torch.Tensor | None:
@@ -71,33 +102,35 @@ class Processing:
 
     @property
     def filters(self) -> bool:
-        """Whether any token may be hidden."""
-        return self._hidden is not None or self.values.keys() != {"temperature"} & self.values.keys()
+        """Whether any token of a draft may be hidden."""
+        return self._hidden is not None or any(name in self.values for name in (*BEFORE, *KERNEL_FILTERS, *AFTER))
 
     def for_walk(
-        self, logits: torch.Tensor, depths: torch.Tensor
+        self, logits: torch.Tensor, topology: Topology, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
         """
-        Logits for a walk's kernel, and the warpers that it has to apply itself: as many as it can, since it looks at
-        visited nodes alone.
+        Logits for a walk's kernel down a tree, and the warpers that it has to apply itself: as many as it can, since
+        it looks at visited nodes alone.
         """
+        looks_at_text = self._hidden is not None or self._texts is not None
+        places = Places.of_tree(topology, tokens) if looks_at_text else None
         names = ("temperature",) if self._has_later else ("temperature", *KERNEL_FILTERS)
-        found = self(logits, depths) if self._has_later else self._before(logits, depths)
+        found = self(logits, places) if self._has_later else self._before(logits, places)
         return found, {name: self.values.get(name) for name in names}
 
     def __call__(
-        self, logits: torch.Tensor, depths: torch.Tensor | None = None, columns: torch.Tensor | None = None
+        self, logits: torch.Tensor, places: Places | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
         """
-        Logits `[batch, nodes, vocab]`, with -inf for tokens that the rows' processors hide.
+        Logits `[batch, nodes, vocab]` after penalties, with -inf for tokens that the rows' processors hide.
 
         Args:
-            depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*): depths of the nodes, which count
-                as tokens of the text. Without them, as for a draft, only tokens that are always hidden are.
+            places (`Places`, *optional*): the nodes. Without them, as for a draft, nothing is done that depends on the
+                text.
             columns (`torch.Tensor` of shape `[target vocab]`, *optional*): columns of the target's tokens in the
                 logits, -1 for none; by default the tokens themselves.
         """
-        logits = self._before(logits, depths, columns)
+        logits = self._before(logits, places, columns)
         by_kernel = {name: self.values[name] for name in KERNEL_FILTERS if name in self.values}
         if by_kernel:
             from hf_specdec_kernels import filter_logits
@@ -107,12 +140,48 @@ class Processing:
         return self._filtered(logits, AFTER) if self._has_later else logits
 
     def _before(
-        self, logits: torch.Tensor, depths: torch.Tensor | None, columns: torch.Tensor | None = None
+        self, logits: torch.Tensor, places: Places | None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The logits after the processors that come before top-k."""
+        if self._texts is not None and places is not None:
+            logits = self._penalised(logits, self._texts, places)
         if self._hidden is not None:
+            depths = None if places is None else places.depths
             logits = self._without_hidden(logits, self._hidden, depths, columns)
         return self._filtered(logits, BEFORE) if any(name in self.values for name in BEFORE) else logits
+
+    def _penalised(self, logits: torch.Tensor, texts: torch.Tensor, places: Places) -> torch.Tensor:
+        """The logits after the penalties, float32."""
+        (batch, nodes, vocab), found = logits.shape, torch.empty_like(logits, dtype=torch.float32)
+        numbers = torch.arange(texts.shape[1], device=texts.device)
+        assert self._lengths is not None
+        is_text = (numbers < self._lengths[:, None]) & (texts < vocab)
+        counts = [
+            torch.zeros(batch, vocab + 1, device=texts.device).scatter_add_(
+                1, torch.where(counted, texts, vocab), torch.ones_like(texts, dtype=torch.float32)
+            )[:, None, :vocab]
+            for counted in (is_text, is_text & (numbers >= self.values["counts_from"][:, None]))
+        ]
+        step = max(1, MOST_SCORES // (batch * vocab))
+        for first in range(0, nodes, step):
+            part, tokens = logits[:, first : first + step].float(), places.paths[:, first : first + step]
+            scores = self._lowered(part, *counts)
+            # Those of the path count beside the text.
+            is_token = (tokens >= 0) & (tokens < vocab)
+            index = torch.where(is_token, tokens, 0)
+            again = (tokens[..., None] == tokens[..., None, :]).sum(dim=-1)
+            own = (count.expand(-1, index.shape[1], -1).gather(2, index) + again for count in counts)
+            of_path = self._lowered(part.gather(2, index), *own)
+            padded = torch.nn.functional.pad(scores, (0, 1))
+            padded.scatter_(2, torch.where(is_token, tokens, vocab), of_path)
+            found[:, first : first + step] = padded[..., :vocab]
+        return found
+
+    def _lowered(self, scores: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Scores of tokens that the text has so often, and after the prompt so often."""
+        repetition, presence, frequency = (self.values[name][:, None, None] for name in PENALTY_VALUES[:3])
+        scores = torch.where(seen > 0, repeated(scores, repetition), scores)
+        return lowered(scores, counts, presence, frequency)
 
     def _without_hidden(
         self, logits: torch.Tensor, hidden: HiddenTokens, depths: torch.Tensor | None, columns: torch.Tensor | None

@@ -15,11 +15,11 @@ from ...cache.pending_features import PendingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
 from ...verification import Verifier
 from ...verification.choosing import uniform
-from ...verification.device_warpers import NONE, Hidden, Warpers
+from ...verification.device_warpers import INTEGERS, NONE, Hidden, Warpers
 from ..request import Request
 
 
-REALS = ({*NONE} - {"top_k"}) | {"draft_temperature"}
+REALS = ({*NONE} - {*INTEGERS}) | {"draft_temperature"}
 """Values of a row that are float32."""
 _HIDDEN = dict(zip(("hidden_tokens", "hidden_from", "hidden_until"), Hidden._fields, strict=True))
 
@@ -97,6 +97,7 @@ class InFlightRows:
         trash_slot (`int`): the slot in `PendingFeatures` to which rows without a place write.
         adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
         most_hidden (`int`): tokens that a row may hide by their ids.
+        text_length (`int`): tokens of a row's text for which there is room, if the step looks at them; else 0.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class InFlightRows:
         trash_slot: int,
         adapters: Mapping[Choice, int] | None = None,
         most_hidden: int = 0,
+        text_length: int = 0,
     ):
         self.size, self.device, self._trash_slot = size, device, trash_slot
         self._adapter_index = {} if adapters is None else adapters
@@ -118,6 +120,7 @@ class InFlightRows:
             "state_slots": (rows,),
             "draft_slots": (rows,),
             "tail": (rows, size.lag),
+            "texts": (rows, text_length),
         }
         shapes = moving | {
             "kinds": (rows,),
@@ -173,6 +176,10 @@ class InFlightRows:
         """
         self.tail: torch.Tensor = on_device["tail"]
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
+        self.texts: torch.Tensor = on_device["texts"]
+        """The tokens of each row, `[rows, text_length]` int64; any from `lengths` on."""
+        self._texts: list[tuple[BlockTable, int]] = []
+        """Block table of each row, and how much of its text has been staged."""
         self.temperature: torch.Tensor = on_device["temperature"]
         """Sampling temperature of each row, `[rows]` float32; 1 for none."""
         self.warpers: dict[str, torch.Tensor] = {name: on_device[name] for name in NONE}
@@ -236,6 +243,8 @@ class InFlightRows:
                 tail = request.tokens[start : start + self.size.lag]
                 host["tail"][row] = request.tokens[-1]
                 host["tail"][row, : len(tail)] = tail
+        if self.texts.shape[1] > 0:
+            self._load_texts(requests)
         host["numbers"][:number] = -1.0
         self._load_numbers(requests)
         host["numbers_from"][:number] = host["lengths"][:number]
@@ -276,6 +285,14 @@ class InFlightRows:
                 host["numbers"][row] = [uniform(seed, position) for position in positions]
                 host["numbers_from"][row], has_any = length, True
         return has_any
+
+    def _load_texts(self, requests: list[Request]) -> None:
+        """Stages the tokens of texts, of those that have been in the same row the new ones alone."""
+        before, self._texts = self._texts, [(request.table, request.length) for request in requests]
+        for row, request in enumerate(requests):
+            is_known = row < len(before) and before[row][0] is request.table
+            first = before[row][1] - 1 if is_known else 0
+            self._host["texts"][row, first : request.length] = request.tokens[first:]
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
@@ -319,6 +336,8 @@ class InFlightRows:
                 and one, padded with -1.
             compiled (`Callable`): compiles the function of tensors that computes the new values, or leaves it.
         """
+        if self.texts.shape[1] > 0:  # behind a text that does not grow, too
+            self.texts.scatter_(1, self.lengths[:, None] + self._depths, new)
         moving = self.lengths, self.slots, self.room, self.counts, self.tail
         for value, moved in zip(moving, compiled(_moved)(*moving, self.slot_steps, accepted, new), strict=True):
             value.copy_(moved)

@@ -57,7 +57,7 @@ class RowWalks:
         """
         rows, found = self._rows, None
         uniforms = rows.uniforms if self._has_seeds and self._kinds != {Verifier.GREEDY} else None
-        logits, warpers = self.processing.for_walk(logits, draft.topology.depths)
+        logits, warpers = self.processing.for_walk(logits, draft.topology, tokens)
         for kind in sorted(self._kinds):
             verdict = Verdict(kind, self.drawing if kind == Verifier.REJECTION else None)
             is_own, most = rows.kinds == kind, rows.size.depth

@@ -11,8 +11,8 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from ...verification.choosing import NOTHING_TO_CHOOSE
+from ...verification.penalties import OccurrencePenalty
 from ..contexts import context_of
-from ..penalties import OccurrencePenalty
 from ..stop_strings import StopStringCriterion
 from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, Stage, State
 

@@ -1,4 +1,4 @@
-"""OpenAI's penalties of tokens that a text has already."""
+"""Penalties of tokens that a text has already."""
 
 from __future__ import annotations
 
@@ -18,11 +18,22 @@ class OccurrencePenalty(LogitsProcessor):
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float):
-        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
+        self.prompt_length, self.presence, self.frequency = prompt_length, presence, frequency
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Scores `[rows, vocab]` after the tokens `input_ids`, `[rows, length]`."""
-        new = input_ids[:, self._prompt_length :]
+        new = input_ids[:, self.prompt_length :]
         counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
-        lowered = scores - self._frequency * counts - self._presence * (counts > 0)
-        return lowered  # type: ignore[return-value]
+        return lowered(scores, counts, self.presence, self.frequency)  # type: ignore[return-value]
+
+
+def lowered(
+    scores: torch.Tensor, counts: torch.Tensor, presence: float | torch.Tensor, frequency: float | torch.Tensor
+) -> torch.Tensor:
+    """Scores after the penalties of tokens that a text has so often; see `OccurrencePenalty`."""
+    return scores - frequency * counts - presence * (counts > 0)
+
+
+def repeated(scores: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Scores of tokens that a text has after transformers' repetition penalty."""
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
