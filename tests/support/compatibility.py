@@ -22,6 +22,7 @@ NAMES = {
 }
 NOTES = {
     "llama": "SmolLM2-135M-Instruct with real weights, too: `tests/test_smollm2.py`",
+    "gemma3_text": "Gemma 3 270M with real weights, too: `tests/test_gemma3_270m.py`",
     "gemma2": "soft-capping, which sdpa before 5.23 drops, as in plain `generate`",
     "gpt_oss": "attention sinks; there is no sdpa",
     "gptj": "an attention of its own, which takes a 4D mask",
