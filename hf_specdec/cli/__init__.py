@@ -25,6 +25,7 @@ def build_app() -> "Typer":
     from .convert import convert
     from .demo import demo
     from .doctor import doctor
+    from .push import push_generate, push_kernel, push_space
     from .serve import serve
     from .train import train
     from .tune import tune
@@ -41,6 +42,9 @@ def build_app() -> "Typer":
     app.command("bench")(bench)
     app.command("convert")(convert)
     app.command("doctor")(doctor)
+    app.command("push-generate")(push_generate)
+    app.command("push-kernel")(push_kernel)
+    app.command("push-space")(push_space)
     app.command("serve")(serve)
     app.command("train")(train)
     app.command("tune")(tune)

@@ -1,6 +1,6 @@
 """
 A Hugging Face Hub of one process: as much of its HTTP interface as `huggingface_hub` uses to read, create and write
-model repositories without Xet.
+repositories without Xet. Those of Spaces and kernels are named `spaces:owner/name` and `kernels:owner/name` here.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         path = urlsplit(self.path).path
         self.server.requests.append((self.command, path, dict(self.headers)))
+        path = re.sub(r"^/(api/)?(spaces|kernels)/", lambda m: f"/{'api/models/' if m[1] else ''}{m[2]}:", path)
         for methods, pattern, name in self.ROUTES:
             match = re.fullmatch(pattern, path)
             if match and self.command in methods.split("|"):
@@ -193,12 +194,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.is_owner():
             return self.fail(401, "Unauthorized")
         wanted = json.loads(body)
-        repo = f"{wanted.get('organization') or OWNER}/{wanted['name']}"
+        place = f"{wanted.get('organization') or OWNER}/{wanted['name']}"
+        kind = f"{wanted.get('type', 'model')}s"
+        repo = place if kind == "models" else f"{kind}:{place}"
         is_private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
         is_new = repo not in self.server.repositories
         if is_new:
             self.server.publish(repo, {".gitattributes": b""}, is_private)
-        self.answer({"url": f"{self.server.url}/{repo}", "id": repo}, 200 if is_new else 409)
+        url = f"{self.server.url}/{repo.replace(':', '/')}"
+        self.answer({"url": url, "id": place}, 200 if is_new else 409)
 
     def validate(self, body: bytes) -> None:
         self.answer({"errors": [], "warnings": []})
@@ -250,6 +254,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif revision not in found.branches:
             return self.fail(404, "RevisionNotFound")
         sha = found.commit(files, revision)
-        url = f"{self.server.url}/{repo}"
+        url = f"{self.server.url}/{repo.replace(':', '/')}"
         proposal = {"pullRequestUrl": f"{url}/discussions/{revision.rsplit('/', 1)[-1]}"} if is_proposal else {}
         self.answer({"commitUrl": f"{url}/commit/{sha}", "commitOid": sha} | proposal)
