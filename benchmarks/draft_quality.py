@@ -31,7 +31,7 @@ from hf_specdec import DynamicTree, Measurement, MedusaHeads, SpeculativeConfig,
 from hf_specdec.benchmarking.comparison import compare
 from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, sampling_options
 from hf_specdec.benchmarking.environment import environment
-from hf_specdec.benchmarking.figures import figures, pool
+from hf_specdec.benchmarking.figures import figures
 from hf_specdec.benchmarking.prompts import EncodedPrompt, encode_turns
 from hf_specdec.drafters import as_drafter
 from hf_specdec.loading import SMOLLM2, load_draft_to, load_target, load_tokenizer
@@ -120,7 +120,7 @@ def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: floa
         options = {**sampling_options(temperature), "max_new_tokens": length}
         model.generate(**inputs, **options, assistant_model=assistant, speculative_config=config)
         found.append(hf_specdec.last_metrics())
-    return pool(found)
+    return hf_specdec.SpeculationMetrics.sum_of(found)
 
 
 def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, rounds: int) -> Iterator[Measurement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -58,6 +58,23 @@ class SpeculationMetrics:
         self.num_accepted_per_position += [0] * missing
         for position in range(num_accepted_tokens):
             self.num_accepted_per_position[position] += 1
+
+    @classmethod
+    def sum_of(cls, all_metrics: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
+        """The counts of several calls or requests, added up, and their rows one after the other."""
+        total = cls()
+        for metrics in all_metrics:
+            total.num_drafts += metrics.num_drafts
+            total.num_draft_tokens += metrics.num_draft_tokens
+            total.num_accepted_tokens += metrics.num_accepted_tokens
+            total.accepted_per_step += metrics.accepted_per_step
+            counts, more = total.num_accepted_per_position, metrics.num_accepted_per_position
+            counts += [0] * (len(more) - len(counts))
+            for position, count in enumerate(more):
+                counts[position] += count
+            for name, seconds in metrics.seconds.items():
+                total.seconds[name] = total.seconds.get(name, 0.0) + seconds
+        return total
 
     def copy(self) -> SpeculationMetrics:
         """The counts as they are now: those of the copy do not grow with what comes."""

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, BatchEncoding, PreTrainedModel
 
 from hf_specdec.benchmarking.comparison import generate
 from hf_specdec.benchmarking.contenders import GREEDY, Contender, speculative
-from hf_specdec.benchmarking.figures import pool
 from hf_specdec.benchmarking.prompts import EncodedPrompt
 from hf_specdec.metrics import SpeculationMetrics, metrics_of_last_call
 
@@ -101,7 +100,7 @@ class Pair:
         for prompt in self.prompts:
             generate(self.target, contender, prompt, **GREEDY, max_new_tokens=max_new_tokens)
             found.append(metrics_of_last_call())
-        return pool(found)
+        return SpeculationMetrics.sum_of(found)
 
     def in_float32(self) -> tuple[PreTrainedModel, PreTrainedModel]:
         """Copies of target and draft with their weights in float32."""

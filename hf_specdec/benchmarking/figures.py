@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -120,7 +120,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def _speculation(all_metrics: Sequence[SpeculationMetrics], step_ms: dict[str, float] | None) -> dict[str, Any]:
     if not all_metrics:
         return {}
-    pooled = pool(all_metrics)
+    pooled = SpeculationMetrics.sum_of(all_metrics)
     return {
         "mean_acceptance_length": pooled.mean_acceptance_length,
         "acceptance_per_position": pooled.acceptance_per_position,
@@ -128,29 +128,12 @@ def _speculation(all_metrics: Sequence[SpeculationMetrics], step_ms: dict[str, f
     }
 
 
-def pool(all_metrics: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
-    """The metrics of several calls, added up."""
-    pooled = SpeculationMetrics()
-    for metrics in all_metrics:
-        pooled.num_drafts += metrics.num_drafts
-        pooled.num_draft_tokens += metrics.num_draft_tokens
-        pooled.num_accepted_tokens += metrics.num_accepted_tokens
-        pooled.accepted_per_step += metrics.accepted_per_step
-        counts, more = pooled.num_accepted_per_position, metrics.num_accepted_per_position
-        counts += [0] * (len(more) - len(counts))
-        for position, count in enumerate(more):
-            counts[position] += count
-        for name, seconds in metrics.seconds.items():
-            pooled.seconds[name] = pooled.seconds.get(name, 0.0) + seconds
-    return pooled
-
-
 def milliseconds_of_step(all_metrics: Sequence[SpeculationMetrics]) -> dict[str, float]:
     """
     Milliseconds per step, without the prefill: of drafting, the target's forward and the rest, or of the whole step
     where the device runs it as one.
     """
-    seconds = pool(all_metrics).seconds
+    seconds = SpeculationMetrics.sum_of(all_metrics).seconds
     steps = max(sum(len(metrics.accepted_per_step[0]) for metrics in all_metrics), 1)
     if "steps" in seconds:
         return {"whole": 1000 * seconds["steps"] / steps}

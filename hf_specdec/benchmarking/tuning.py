@@ -19,12 +19,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters import Drafter, ObservedDrafter, as_drafter
+from ..metrics import SpeculationMetrics
 from ..trees import AutoTree, DraftTree, TokenTree
 from ..trees.auto import StepTimes, best_plan
 from ..trees.auto_tables import AcceptanceTable, expected_length, likeliest_paths
 from .comparison import Call, compare, generate, num_calls
 from .contenders import Contender, sampling_options, speculative
-from .figures import pool
 from .prompts import EncodedPrompt
 
 
@@ -248,7 +248,7 @@ class Tuner:
                     expected=length / times.of(tree),
                     expected_length=length,
                     measured=tokens / seconds,
-                    measured_length=pool(metrics).mean_acceptance_length,
+                    measured_length=SpeculationMetrics.sum_of(metrics).mean_acceptance_length,
                 )
             )
         return found

@@ -261,7 +261,8 @@ class StaticBatch:
         padded = [row + [pad] * (longest - len(row)) for row in new]
         added = torch.tensor(padded, dtype=self.call.input_ids.dtype, device=self.call.input_ids.device)
         ids = torch.cat([self.call.input_ids, added], dim=1)
-        metrics = _joined([request.metrics for request in requests], engine.metrics.seconds)
+        metrics = SpeculationMetrics.sum_of(request.metrics for request in requests)
+        metrics.seconds = dict(engine.metrics.seconds)
         set_last_metrics(metrics)
         if self.call.returns_cache:
             self._hand_back_cache(engine, requests, ids)
@@ -277,18 +278,3 @@ class StaticBatch:
         lengths = [first + len(request.tokens) for first, request in zip(self._padding, requests, strict=True)]
         sequences.take(ids, lengths, [True] * len(requests))
         target.hand_back_from(ids.shape[1])
-
-
-def _joined(of_rows: list[SpeculationMetrics], seconds: dict[str, float]) -> SpeculationMetrics:
-    """The counts of a call, from those of its rows."""
-    found = SpeculationMetrics(seconds=dict(seconds))
-    for row in of_rows:
-        found.accepted_per_step += row.accepted_per_step
-        found.num_drafts += row.num_drafts
-        found.num_draft_tokens += row.num_draft_tokens
-        found.num_accepted_tokens += row.num_accepted_tokens
-        missing = len(row.num_accepted_per_position) - len(found.num_accepted_per_position)
-        found.num_accepted_per_position += [0] * missing
-        for position, count in enumerate(row.num_accepted_per_position):
-            found.num_accepted_per_position[position] += count
-    return found

@@ -6,7 +6,7 @@ import pytest
 
 from hf_specdec import SpeculationMetrics
 from hf_specdec.benchmarking.comparison import Call
-from hf_specdec.benchmarking.figures import figures, milliseconds_of_step, percentiles, pool
+from hf_specdec.benchmarking.figures import figures, milliseconds_of_step, percentiles
 
 
 def metrics(accepted: list[int], seconds: dict[str, float] | None = None) -> SpeculationMetrics:
@@ -78,5 +78,5 @@ def test_where_the_time_of_a_step_goes() -> None:
 
 def test_pooling_leaves_the_calls_as_they_were() -> None:
     first, second = metrics([1]), metrics([3])
-    assert pool([first, second]).num_accepted_per_position == [2, 1, 1]
+    assert SpeculationMetrics.sum_of([first, second]).num_accepted_per_position == [2, 1, 1]
     assert first.num_accepted_per_position == [1] and first.accepted_per_step == [[1]]
