@@ -45,7 +45,7 @@ class TargetReader:
     Runs a target on batches without gradients, in its own dtype.
 
     Args:
-        target (`PreTrainedModel`): the target; put into evaluation mode and frozen.
+        target (`PreTrainedModel`): the target, in evaluation mode.
         boundaries (`list[int]`, *optional*): the hidden states that a head reads (see `watch_features`); None for
             objectives without features.
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary.
@@ -62,7 +62,7 @@ class TargetReader:
         packed: bool = False,
         all_logits: bool = False,
     ):
-        self.target = target.eval().requires_grad_(False)
+        self.target = target
         self.boundaries = boundaries
         self.packed, self.all_logits = packed, all_logits
         self.token_ids = None if token_ids is None else token_ids.to(target.device)

@@ -152,6 +152,7 @@ class _Run:
         self.kind, self.options, self.output, self.target, self.tokenizer = kind, options, output, target, tokenizer
         self.report = report
         set_seed(options.seed)
+        target.eval().requires_grad_(False)
         packed = supports_packing(target)
         if not packed:
             logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")

@@ -25,7 +25,8 @@ def test_features_logits_and_embeddings(family: str) -> None:
     best = expected.logits.argmax(-1)
     for index, token in enumerate(token_ids.tolist()):
         assert torch.equal(reading.best == index, best == token)
-    assert not any(parameter.requires_grad for parameter in target.parameters())
+    assert not reading.features.requires_grad and not reading.embeddings.requires_grad
+    assert all(parameter.requires_grad for parameter in target.parameters())  # a policy goes on to be trained
 
 
 def test_the_last_hidden_state_is_after_the_norm() -> None:
