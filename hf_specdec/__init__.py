@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .medusa import MedusaConfig, MedusaHeads
     from .metrics import SpeculationMetrics, last_metrics
     from .mtp import MtpConfig, MtpHead
+    from .rl import OnlineHead, rollouts
     from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "MtpConfig",
     "MtpHead",
     "NgramDraft",
+    "OnlineHead",
     "SpeculationMetrics",
     "SpeculativeConfig",
     "SpeculativeGenerateOutput",
@@ -55,6 +57,7 @@ __all__ = [
     "Topology",
     "last_metrics",
     "load_draft",
+    "rollouts",
 ]
 
 _HOMES = {
@@ -68,6 +71,7 @@ _HOMES = {
     "medusa": ("MedusaConfig", "MedusaHeads"),
     "metrics": ("SpeculationMetrics", "last_metrics"),
     "mtp": ("MtpConfig", "MtpHead"),
+    "rl": ("OnlineHead", "rollouts"),
     "generation.recording": ("SpeculativeGenerateOutput",),
     "trees": ("DraftTree", "DynamicTree", "TokenTree", "Topology"),
 }

@@ -306,6 +306,9 @@ def _wrap_batches(mixin: Any, name: str) -> None:
         is_ours |= any(getattr(one, option, None) is not None for one in defaults for option in OPTIONS)
         given = {option: value for option, value in kwargs.items() if value is not None or option not in OPTIONS}
         if not is_ours:
+            rollouts = _rollouts_of(self) if name == "generate_batch" else None
+            if rollouts is not None:
+                return rollouts.generate_batch(*args, **given)
             _destroy_ours(self)
             return original(self, *args, **given)
         from ..batching.methods import METHODS
@@ -364,6 +367,15 @@ def _needs_no_tokenizer(assistant_model: Any, model: Any) -> bool:
     from ..forwards.vocabulary import is_padded_otherwise
 
     return is_padded_otherwise(assistant_model, model)
+
+
+def _rollouts_of(model: Any) -> Any:
+    """The `rollouts` in whose context a model is, if any."""
+    if "hf_specdec.rl" not in sys.modules:
+        return None
+    from ..rl.rollouts import open_rollouts
+
+    return open_rollouts(model)
 
 
 def _destroy_ours(model: Any) -> None:
