@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import limits, ragged_prompts, text_alone
-from support.graphs import install_stand_in
+from support.graphs import install_stand_in, kernels
 from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
 from transformers import GenerationConfig, PreTrainedModel
@@ -110,6 +110,22 @@ def test_the_policy_writes_in_evaluation_mode_and_trains_on() -> None:
     with hf_specdec.rollouts(model, NgramDraft()):
         assert asked(model) == expected
     assert [module.training for module in model.modules()] == modes
+
+
+def test_a_policy_in_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate puts autocast around its forward: captured steps and our operators are as without."""
+    accelerate = pytest.importorskip("accelerate")
+    stand_in = install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.bfloat16,))
+    texts = []
+    for is_prepared in (False, True):
+        model = tiny_model().float()
+        if is_prepared:
+            model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+        model.to(torch.bfloat16)
+        with hf_specdec.rollouts(model, tiny_head(model), tree=TREE):
+            texts.append([asked(model) for _ in range(2)])
+    assert texts[0] == texts[1] and stand_in.replays > 0
 
 
 def test_only_calls_inside_and_only_plain_ones(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
