@@ -122,6 +122,7 @@ def test_a_policy_in_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny_model().float()
         if is_prepared:
             model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+            accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         model.to(torch.bfloat16)
         with hf_specdec.rollouts(model, tiny_head(model), tree=TREE):
             texts.append([asked(model) for _ in range(2)])
