@@ -16,9 +16,11 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from hf_specdec import OnlineHead
+
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"common", "openai_client"})
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"common", "grpo_rollouts", "openai_client"})
 PROMPT = "t1 t221 t106 t371 t387 t90 t32 t293"
 HEAD = TINY_TARGET.parent / "safeailab_eagle3"
 
@@ -102,6 +104,21 @@ def test_openai_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert "24 tokens, " in printed
     assert printed.endswith("identical: yes\n")
     assert float(re.search(r"tokens per step of a request: (.*)", printed)[1]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_grpo_rollouts(run, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed")
+    call = ["--target", str(TINY_TARGET), "--draft", str(HEAD), "--max-new-tokens", "12", "--budget", "1"]
+    call += ["--texts", "8", "--generations", "4", "--steps", "3", "--output", "found", "--ways"]
+    run("grpo_rollouts", *call, "frozen")
+    _, printed = run("grpo_rollouts", *call, "online", "none")
+    found = re.findall(r"^(frozen|online|none) +3 +(\S+) → +(\S+)", printed, flags=re.MULTILINE)
+    assert [way for way, *_ in found] == ["frozen", "online", "none"], printed
+    assert all((float(first) > 1) == (way != "none") for way, first, _ in found)
+    assert (tmp_path / "found" / "rollouts.png").stat().st_size > 5_000
+    assert OnlineHead.from_pretrained(tmp_path / "found" / "head").num_steps > 0
 
 
 def test_sampling(run) -> None:
