@@ -4,9 +4,9 @@ Tokens per second of rollouts at temperature 1, with a head and without drafts, 
     python benchmarks/rollouts.py [--device cuda] [--open 16 64] [--new-tokens 256] [--tree auto]
 
 The policy is SmolLM2-135M-Instruct, the draft its EAGLE-3 head. So many prompts as `--open` says come at once, each as
-often as `--generations`; texts end where they end. Ways take turns. Before every call all weights are written in place,
-as an optimizer does, so that no K/V of prompts are left from the call before. The first calls, in which graphs are
-captured, do not count.
+often as `--generations`; texts end where they end. Ways take turns. Before every call all weights are written to, as an
+optimizer does, so that no K/V of prompts are left from the call before. The first calls, in which graphs are captured,
+do not count.
 
 - plain: the same manager with `speculate=False`;
 - frozen: the head;
@@ -66,7 +66,7 @@ def measure(model: Any, draft: Any, ways: dict[str, dict[str, Any]], options: An
     blocks = len(prompts) * (-(-(max(map(len, prompts)) + options.new_tokens) // 32) + 2)
     limits = ContinuousBatchingConfig(num_blocks=blocks, page_size=32, max_requests_per_batch=len(prompts))
     config = hf_specdec.SpeculativeConfig(tree=options.tree, compile=options.compile)
-    with hf_specdec.rollouts(model, draft, speculative_config=config):
+    with hf_specdec.rollouts(model, draft, speculative_config=config, warmup=options.warmup):
         for _ in range(options.unmeasured + options.calls):
             for way, choice in ways.items():
                 found[way].append(call(model, prompts, options.new_tokens, limits, **choice))
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--unmeasured", type=int, default=3)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--warmup", action="store_true", help="capture and time all trees before the first call")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="default: bfloat16 on a GPU, float32 on a CPU")
     options = parser.parse_args()

@@ -73,7 +73,7 @@ class OnlineHead(EagleDrafter):
         lr: float = 1e-4,
         budget: float | None = 0.05,
         most_steps: int = 4,
-        texts_per_step: int = 8,
+        texts_per_step: int = 16,
         most_texts: int = 64,
         max_length: int = 512,
         unroll_steps: int = 4,

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from ..batching.keeping import keep
 from ..batching.methods import METHODS
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
@@ -40,7 +41,7 @@ class Rollouts:
 
     Args:
         model (`PreTrainedModel`), assistant_model, config (`SpeculativeConfig`), continuous_batching_config
-            (`ContinuousBatchingConfig`, *optional*): as there, the draft loaded.
+            (`ContinuousBatchingConfig`, *optional*), warmup (`bool`): as there, the draft loaded.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Rollouts:
         assistant_model: Any,
         config: SpeculativeConfig,
         continuous_batching_config: ContinuousBatchingConfig | None = None,
+        warmup: bool = False,
     ):
         self.model, self.assistant_model, self.config = model, assistant_model, config
-        self.continuous_batching_config = continuous_batching_config
+        self.continuous_batching_config, self.warmup = continuous_batching_config, warmup
         self.metrics: list[SpeculationMetrics] = []
         """Speculation counts of every call so far, all its texts together."""
 
@@ -83,16 +85,16 @@ class Rollouts:
         """
         self._shapes.check(self.model)
         limits = continuous_batching_config or self._limits()
+        draft = {"assistant_model": self.assistant_model, "speculative_config": self.config}
         with evaluating(self.model):
+            if self.warmup:
+                manager = METHODS["init_continuous_batching"](self.model, generation_config, limits, **draft)
+                if not manager.was_kept:
+                    manager.warmup()
+                keep(manager)
+            options |= {"persistent_manager": True}
             outputs = METHODS["generate_batch"](
-                self.model,
-                inputs,
-                generation_config,
-                limits,
-                *args,
-                **(options | {"persistent_manager": True}),
-                assistant_model=self.assistant_model,
-                speculative_config=self.config,
+                self.model, inputs, generation_config, limits, *args, **options, **draft
             )
             for number, output in enumerate(outputs.values()):
                 if output.error is not None:
@@ -153,6 +155,7 @@ def rollouts(
     *,
     speculative_config: SpeculativeConfig | None = None,
     continuous_batching_config: ContinuousBatchingConfig | None = None,
+    warmup: bool = False,
 ) -> Rollouts:
     """
     A context in which `model.generate_batch` without a draft of its own speculates with this one: that of a trainer
@@ -168,6 +171,8 @@ def rollouts(
         speculative_config (`SpeculativeConfig`, *optional*): how requests speculate.
         continuous_batching_config (`ContinuousBatchingConfig`, *optional*): limits of calls that give none; by default
             half of a GPU's free memory.
+        warmup (`bool`): whether a manager captures and times its steps before its first texts, for up to
+            `max_requests_per_batch` rows (256 by default), instead of as they come.
 
     Returns:
         `Rollouts`: the context. Its `metrics` has the `SpeculationMetrics` of every call.
@@ -183,7 +188,7 @@ def rollouts(
     options.tree, options.speculative_config = tree, speculative_config
     config = SpeculativeConfig.from_generation_config(options) or SpeculativeConfig(tree="auto")
     drafter.check(policy, TokenTree.chain(1))
-    return Rollouts(policy, assistant_model, config, continuous_batching_config)
+    return Rollouts(policy, assistant_model, config, continuous_batching_config, warmup)
 
 
 def _whole(trainer: Any) -> Any:

@@ -91,6 +91,18 @@ def test_texts_are_those_of_the_policy_as_it_is_now(
     assert all(metrics.num_drafts > 0 for metrics in rollouts.metrics)
 
 
+def test_a_warm_up(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first texts of a manager, and not again."""
+    calls: list[int] = []
+    monkeypatch.setattr("hf_specdec.batching.manager.warm_up", lambda *_: calls.append(len(calls)))
+    model = tiny_model()
+    with hf_specdec.rollouts(model, NgramDraft(), tree=TREE, warmup=True):
+        assert asked(model) == asked(model) == alone(model)
+        model.to(torch.float32)
+        assert asked(model) == alone(model)
+    assert len(calls) == len(made) == 2
+
+
 def test_a_cast_policy(made: list[int]) -> None:
     """As at the first call of a trainer in half precision, and never again."""
     model = tiny_model()
