@@ -4,9 +4,9 @@ Tokens per second of rollouts at temperature 1, with a head and without drafts, 
     python benchmarks/rollouts.py [--device cuda] [--open 16 64] [--new-tokens 256] [--tree auto]
 
 The policy is SmolLM2-135M-Instruct, the draft its EAGLE-3 head. So many prompts as `--open` says come at once, each as
-often as `--generations`; texts end where they end. Ways take turns. Before every call all weights are written to, as an
-optimizer does, so that no K/V of prompts are left from the call before. The first calls, in which graphs are captured,
-do not count.
+often as `--generations`; texts end where they end. Ways take turns. Before every call all weights are written to, as
+an optimizer does, so that no K/V of prompts are left from the call before. The first calls, in which graphs are
+captured, do not count.
 
 - plain: the same manager with `speculate=False`;
 - frozen: the head;

@@ -26,7 +26,7 @@ from ..training.reading import TargetReader
 from ..training.ttt import TttObjective
 from ..trees import TokenTree
 from ..whole_texts import check_trainable
-from .policy import base_of, evaluating
+from .policy import base_of, writing
 
 
 logger = logging.get_logger(__name__)
@@ -113,8 +113,8 @@ class OnlineHead(EagleDrafter):
 
     def learn(self, target: Any, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
         """
-        Takes texts up and makes as many optimizer steps as the budget has room for. The policy is in evaluation mode
-        meanwhile, and gets no gradients.
+        Takes texts up and makes as many optimizer steps as the budget has room for. The policy reads them as it wrote
+        them, in evaluation mode, and gets no gradients.
 
         Args:
             target (`PreTrainedModel`): the policy that has written the texts.
@@ -131,7 +131,7 @@ class OnlineHead(EagleDrafter):
             self._texts.extend(cut(Text(tokens, [(len(prompt), len(tokens))]), self.max_length)[:1])
         self.seconds_between += start - (start if self._since is None else self._since)
         steps = 0
-        with evaluating(target), torch.inference_mode(False):
+        with writing(target), torch.inference_mode(False):
             while self._texts and steps < self.most_steps and ranks.least(int(self._has_time(steps))):
                 begun = time.perf_counter()
                 self.losses.append(self._step(target))

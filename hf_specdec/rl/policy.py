@@ -13,13 +13,22 @@ from ..models.structure import num_embeddings_of
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """A context in which a model is in evaluation mode; afterwards each of its modules is as it was."""
+def writing(model: PreTrainedModel) -> Iterator[None]:
+    """
+    A context in which a model writes: in evaluation mode, and in the dtype of its weights, without the autocast that
+    accelerate puts around the forward of what it trains (keys and values would have two dtypes). Afterwards it and
+    each of its modules are as they were.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    own, trained = (vars(model).get(name) for name in ("_original_forward", "forward"))
     model.eval()
+    if own is not None and trained is not None:
+        vars(model)["forward"] = own
     try:
         yield
     finally:
+        if own is not None and trained is not None:
+            vars(model)["forward"] = trained
         for module, mode in modes:
             module.training = mode
 

@@ -20,7 +20,7 @@ from ..generation.named_drafts import named_draft
 from ..metrics import SpeculationMetrics
 from ..trees import TokenTree
 from .online_head import OnlineHead
-from .policy import Shapes, base_of, evaluating
+from .policy import Shapes, base_of, writing
 
 
 TRAINERS_SHARE = 0.5
@@ -77,7 +77,7 @@ class Rollouts:
         **options: Any,
     ) -> dict[str, SpeculativeGenerationOutput]:
         """
-        The model's `generate_batch` with the draft of the context, the model in evaluation mode and the manager kept.
+        The model's `generate_batch` with the draft of the context, the model ready to write and the manager kept.
 
         Raises:
             ValueError, TypeError: for a call that cannot be served, or a policy of other shapes than before.
@@ -86,7 +86,7 @@ class Rollouts:
         self._shapes.check(self.model)
         limits = continuous_batching_config or self._limits()
         draft = {"assistant_model": self.assistant_model, "speculative_config": self.config}
-        with evaluating(self.model):
+        with writing(self.model):
             if self.warmup:
                 manager = METHODS["init_continuous_batching"](self.model, generation_config, limits, **draft)
                 if not manager.was_kept:
@@ -162,7 +162,7 @@ def rollouts(
     which is left as it is (TRL's `GRPOConfig(use_transformers_continuous_batching=True)`), or the context itself as
     TRL's `rollout_func`. The manager stays between the calls, with its memory and its CUDA graphs; only those over
     weights that have moved are captured again, and K/V that texts share are dropped when weights have changed. The
-    model is in evaluation mode while it writes.
+    model writes in evaluation mode, and in the dtype of its weights, whatever autocast it trains with.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): the policy, the very object that is trained.

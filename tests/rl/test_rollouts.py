@@ -124,20 +124,22 @@ def test_the_policy_writes_in_evaluation_mode_and_trains_on() -> None:
     assert [module.training for module in model.modules()] == modes
 
 
-def test_a_policy_in_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate puts autocast around its forward: captured steps and our operators are as without."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate puts autocast around its forward: steps are captured as without, and training has it again."""
     accelerate = pytest.importorskip("accelerate")
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
-    monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.bfloat16,))
+    monkeypatch.setitem(kernels.DEVICES, "cpu", (dtype,))
     texts = []
     for is_prepared in (False, True):
         model = tiny_model().float()
         if is_prepared:
             model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
             accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-        model.to(torch.bfloat16)
+        forward = model.to(dtype).forward
         with hf_specdec.rollouts(model, tiny_head(model), tree=TREE):
             texts.append([asked(model) for _ in range(2)])
+        assert model.forward == forward
     assert texts[0] == texts[1] and stand_in.replays > 0
 
 

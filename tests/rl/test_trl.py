@@ -13,6 +13,7 @@ from support.goldens import TINY_TARGET, trained_prompts, trained_target, traine
 import hf_specdec
 from hf_specdec import EagleHead, OnlineHead
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.rl.policy import writing
 
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -107,7 +108,8 @@ def test_the_trainer_as_it_is(options: dict[str, Any], seen: Any, made: list[int
     assert all(torch.isfinite(weight).all() for weight in policy.parameters())
 
 
-def test_a_rollout_func(seen: Any, made: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_rollout_func(bf16: bool, seen: Any, made: list[int], tmp_path: Path) -> None:
     """
     Its log-probabilities are those that the policy gives the texts, of which it was asked at temperature 0.8; the head
     that learns meanwhile leaves nothing in the policy's gradients.
@@ -120,7 +122,7 @@ def test_a_rollout_func(seen: Any, made: list[int], tmp_path: Path) -> None:
     def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         made_of = rollouts(prompts, trainer)
         ids = [[*prompt, *text] for prompt, text in zip(made_of["prompt_ids"], made_of["completion_ids"], strict=True)]
-        with torch.no_grad():
+        with torch.no_grad(), writing(policy):
             for tokens, logprobs in zip(ids, made_of["logprobs"], strict=True):
                 own = (trainer.model(torch.tensor([tokens])).logits[0] / 0.8).log_softmax(-1)
                 start = len(tokens) - len(logprobs)
@@ -129,7 +131,7 @@ def test_a_rollout_func(seen: Any, made: list[int], tmp_path: Path) -> None:
         found.append(made_of)
         return made_of
 
-    trainer = trainer_of(policy, tmp_path, rollout_func, temperature=0.8)
+    trainer = trainer_of(policy, tmp_path, rollout_func, temperature=0.8, bf16=bf16)
     with rollouts:
         trainer.train()
     assert len(found) == len(seen) == 3 and len(made) == 1 and head.num_steps == 3
