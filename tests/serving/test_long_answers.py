@@ -23,7 +23,8 @@ from transformers.utils.chat_parsing import ResponseParser  # noqa: E402
 
 from hf_specdec.serving import answers, text_pieces  # noqa: E402
 from hf_specdec.serving.answers import AnswerPieces, ParsedAnswers, TotalParser  # noqa: E402
-from hf_specdec.serving.app import _Chat, build_app  # noqa: E402
+from hf_specdec.serving.app import build_app  # noqa: E402
+from hf_specdec.serving.handlers import Chats  # noqa: E402
 from hf_specdec.serving.tokenising import PromptMaker  # noqa: E402
 from hf_specdec.serving.work_pool import at_once  # noqa: E402
 
@@ -108,7 +109,7 @@ def test_what_is_done_beside_the_loop(kind: Any, name: str, path: str, monkeypat
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     "kind, name",
-    [(type(tokenizer()), "decode"), (PromptMaker, "_tokens"), (_Chat, "_build_generation_config")],
+    [(type(tokenizer()), "decode"), (PromptMaker, "_tokens"), (Chats, "_build_generation_config")],
 )
 def test_long_prompts(kind: Any, name: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made of messages, tokenised, and read for what they begin of the answer."""

@@ -23,8 +23,9 @@ from hf_specdec import NgramDraft
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
-from hf_specdec.serving.app import OneModel, _Chat, _Response  # noqa: E402
 from hf_specdec.serving.generation import SpeculativeState  # noqa: E402
+from hf_specdec.serving.handlers import Chats, Responses  # noqa: E402
+from hf_specdec.serving.one_model import OneModel  # noqa: E402
 
 
 PROMPT = "abc xyz"
@@ -35,8 +36,8 @@ FIELD = "reasoning_content" if version.parse(transformers.__version__) >= versio
 class Handlers:
     """The handlers whose answers are parsed."""
 
-    chat: _Chat
-    responses: _Response
+    chat: Chats
+    responses: Responses
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def handlers() -> Iterator[Handlers]:
         engine_over(manager, tokenizer) as engine,
     ):
         both = OneModel("tiny", engine.model, tokenizer), SpeculativeState(engine)
-        yield Handlers(_Chat(*both), _Response(*both))
+        yield Handlers(Chats(*both), Responses(*both))
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +71,17 @@ def whole(handlers: Handlers) -> str:
     return text
 
 
-def message(handler: _Chat | _Response, stop: str | None, streams: bool) -> tuple[str, str]:
+def message(handler: Chats | Responses, stop: str | None, streams: bool) -> tuple[str, str]:
     """The reasoning and the content of an answer."""
-    return (_of_chat if isinstance(handler, _Chat) else _of_responses)(answers(handler, stop, streams))
+    return (_of_chat if isinstance(handler, Chats) else _of_responses)(answers(handler, stop, streams))
 
 
-def answers(handler: _Chat | _Response, stop: str | None, streams: bool, **options: Any) -> list[dict[str, Any]]:
+def answers(handler: Chats | Responses, stop: str | None, streams: bool, **options: Any) -> list[dict[str, Any]]:
     """What is answered, at once or in events."""
     config: dict[str, Any] = {"max_new_tokens": 60, "do_sample": True, "suppress_tokens": [0, 1, 2, 3]}
     config |= {} if stop is None else {"stop_strings": [stop]}
     body = {"model": "tiny", "generation_config": json.dumps(config), "seed": 3, "stream": streams} | options
-    is_chat = isinstance(handler, _Chat)
+    is_chat = isinstance(handler, Chats)
     body |= {"messages": [{"role": "user", "content": PROMPT}]} if is_chat else {"input": PROMPT}
 
     async def ask() -> list[dict[str, Any]]:
@@ -118,9 +119,9 @@ def test_stop_strings_leave_them(handlers: Handlers, whole: str, kind: str, part
     assert stopped == ((reasoning[:at], "") if part == "reasoning" else (reasoning, content[:at]))
 
 
-def logprobs_of(handler: _Chat | _Response, stop: str | None, streams: bool) -> list[dict[str, Any]]:
+def logprobs_of(handler: Chats | Responses, stop: str | None, streams: bool) -> list[dict[str, Any]]:
     """The tokens of an answer, with their log-probabilities."""
-    if isinstance(handler, _Chat):
+    if isinstance(handler, Chats):
         found = [one["choices"][0].get("logprobs") for one in answers(handler, stop, streams, logprobs=True)]
         return [token for one in found if one for token in one["content"]]
     events = answers(handler, stop, streams, include=["message.output_text.logprobs"])

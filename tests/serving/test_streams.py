@@ -11,8 +11,8 @@ from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.utils import ReasoningText, _StreamError
 
-from hf_specdec.serving.app import _Chat, _Completion
 from hf_specdec.serving.errors import RequestFailed
+from hf_specdec.serving.handlers import Chats, Completions
 from hf_specdec.serving.stop_strings import TrimmedQueue
 from hf_specdec.serving.streams import MergedQueue, RaisingQueue
 
@@ -78,9 +78,9 @@ def test_an_error_is_raised_after_the_pieces_before_it() -> None:
 @pytest.mark.parametrize(
     "ours, theirs, name",
     [
-        (_Completion, CompletionHandler, "text"),
-        (_Chat, ChatCompletionHandler, "content"),
-        (_Chat, ChatCompletionHandler, "reasoning_content"),
+        (Completions, CompletionHandler, "text"),
+        (Chats, ChatCompletionHandler, "content"),
+        (Chats, ChatCompletionHandler, "reasoning_content"),
     ],
 )
 def test_chunks_are_those_of_transformers(ours: Any, theirs: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

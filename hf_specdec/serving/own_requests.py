@@ -1,0 +1,171 @@
+"""What our requests have beside those of transformers' handlers, whatever they ask for: a mixin for these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+from transformers import GenerationConfig
+from transformers.cli.serving.utils import get_response_template
+
+from .answer_logprobs import answer_logprobs, best_asked
+from .answers import ParsedAnswers, is_cut, may_have_parts
+from .choices import all_of, begin_all, one_answer, one_begun, one_stream
+from .decoding import decode_by
+from .errors import refusing
+from .generation import Generation, asked_for
+from .one_model import OneModel
+from .requests import LENGTHS, checked, grammar_of, options_of
+from .scored_answers import scored_answer
+from .stream_ends import until_done
+from .timeouts import Deadline
+from .tokenising import Later, PromptMaker
+from .work_pool import at_once
+
+
+_NOT_THEIRS = ("seed", "logit_bias", "frequency_penalty", "grammar")
+"""Fields that transformers' handlers do not get: they would seed torch globally, and penalise otherwise."""
+
+
+class OwnRequests:
+    """
+    A mixin for transformers' handlers: requests have options of their own, including those that the handlers ignore,
+    and options that would change the answer but cannot are refused. A stream begins with the first token, so that a
+    request that is refused, or fails before, gets an HTTP error status. What is found wrong before the engine has the
+    request, or by the engine as it takes it, is the request's fault; what fails later is not.
+    """
+
+    model_manager: OneModel
+    _body: type[Any]
+    """The type of the route's body."""
+    _ended = staticmethod(until_done)
+    """Ends the events of a stream as OpenAI's clients expect it."""
+    _has_parts = True
+    """Whether answers have parts by the model's response template."""
+
+    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
+        name = self.model_manager.id_of(body.get("model"))
+        return name, self.model_manager.load_model_and_processor()[0], self.model_manager.prompts
+
+    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+        handler: Any = super()  # of the handler with this mixin
+        given = {name: value for name, value in body.items() if value is not None}  # null: default
+        number, work = given.get("n", 1), self.model_manager.work
+
+        def prepared() -> list[Later]:
+            parts = self._prompts_in(self._checked(given))
+            return [
+                at_once(handler.handle_request(part, f"{request_id}-{number * place}" if place else request_id))
+                for place, part in enumerate(parts)
+            ]
+
+        if asked_for.get() is None:
+            asked_for.set([])
+        prompts = [
+            (later, await work.run(later.arguments, reads_images=later.reads_images))
+            for later in await work.run(prepared)
+        ]
+        deadline = Deadline(self.model_manager.answer_seconds)
+        begun = begin_all(prompts, number)
+        if not isinstance(begun[0], StreamingResponse):
+            answers = await deadline.wait(all_of(begun))
+            return answers[0] if len(answers) == 1 else await work.run(one_answer, answers, number)
+        await deadline.wait(one_begun(list(asked_for.get() or ())))
+        include_usage = (given.get("stream_options") or {}).get("include_usage")
+        events = self._one_stream([one.body_iterator for one in begun], number, include_usage)
+        begun[0].body_iterator = self._ended(deadline.events(events))
+        return begun[0]
+
+    def prompt_of(self, body: dict[str, Any]) -> Later:
+        """The prompt of a body."""
+        handler: Any = super()  # of the handler with this mixin
+        return at_once(handler.handle_request(self._checked(body), ""))
+
+    def _prompts_in(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Bodies with a prompt each."""
+        return [body]
+
+    def _one_stream(self, streams: list[Any], number: int, include_usage: bool | None) -> Any:
+        """The events of all streams."""
+        return (
+            streams[0] if len(streams) == 1 and include_usage is None else one_stream(streams, number, include_usage)
+        )
+
+    def _validate_request(self, body: dict[str, Any]) -> None:
+        """Does nothing: the body has been checked by its type."""
+
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """
+        The body as transformers' handler takes it.
+
+        Raises:
+            RequestRefused: if it asks for what cannot be served; the message names the field.
+        """
+        found = checked(self._body, body, self.model_manager.facts)
+        if body.get("tool_choice") == "none":
+            body = {name: value for name, value in body.items() if name != "tools"}
+        options = found.generation_config
+        if options is not None:
+            body = body | {"generation_config": json.dumps(options_of(options))}
+            if options.seed is not None:
+                body["seed"] = options.seed
+        if body.get("logit_bias") is not None:
+            body = body | {"logit_bias": found.logit_bias}
+        if (grammar := grammar_of(found)) is not None:
+            body = body | {"grammar": grammar}
+        return body | {"best_tokens": found.best_tokens}
+
+    def _build_generation_config(
+        self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
+    ) -> GenerationConfig:
+        others = {name: value for name, value in body.items() if name not in _NOT_THEIRS}
+        if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
+            others["max_tokens"] = body["max_completion_tokens"]
+        if others.get("stop") in ("", []):
+            del others["stop"]
+        handler: Any = super()  # of the handler with this mixin
+        with refusing(ValueError, TypeError):  # of a `GenerationConfig`, which checks its options
+            config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
+        config.use_cache = True
+        if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
+            config.max_new_tokens = config.max_length = None  # what fits
+        decode_by(config, body, model_generation_config, self.model_manager.adapter_of(body.get("model")))
+        config.top_logprobs = body.get("best_tokens")
+        config.grammar = body.get("grammar")
+        if body.get("logit_bias"):
+            config.sequence_bias = body["logit_bias"]
+        if config.stop_strings is None:
+            config.stop_strings = model_generation_config.stop_strings
+        elif config.stop_strings == "":
+            config.stop_strings = []
+        return config
+
+    async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
+        handler: Any = super()  # of the handler with this mixin
+        config, given = config_in(args), [*args, *options.values()]
+        generation = next(one for one in given if isinstance(one, Generation))
+        inputs = next(one for one in given if isinstance(one, Mapping) and "input_ids" in one)
+        number = await generation.generate(inputs, config, request_id)
+
+        def answer() -> Any:
+            """Decodes and parses the text, and writes its JSON."""
+            found = at_once(
+                handler._non_streaming(request_id, model, ParsedAnswers(tokenizer, config), *args, **options)
+            )
+            if best_asked(config) is None or generation.result is None:
+                return found
+            has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
+            has_parts = has_parts and may_have_parts(config)
+            logprobs = answer_logprobs(tokenizer, config, has_parts)
+            logprobs.add_all(generation.result)
+            logprobs.end(is_cut(config))
+            return scored_answer(self, found, logprobs.take())
+
+        return await self.model_manager.work.run(answer, num_tokens=number)
+
+
+def config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
+    """The generation config among a handler's arguments, in which its place differs from handler to handler."""
+    return next(one for one in arguments if isinstance(one, GenerationConfig))
