@@ -14,7 +14,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..generation.inherited import OF_OTHER_MODES, remedy, set_aside_idle_options
 
 
-_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer", "grammar")
+_OBJECTS = (
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "tokenizer",
+    "grammar",
+    "grammar_after",
+)
 _OUTPUTS = (
     "return_dict_in_generate",
     "output_scores",

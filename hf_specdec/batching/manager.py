@@ -223,8 +223,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             priority (`int`): requests with a lower one are admitted first, and lose their K/V last when memory runs
                 out; among equals the first come are served first.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
-                `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn`, `tokenizer` and `grammar`, as in
-                `generate`.
+                `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn`, `tokenizer`, `grammar` and
+                `grammar_after`, as in `generate`.
                 None overrides what the configs say, as there, but for `max_new_tokens` and `eos_token_id`.
 
         Returns:

@@ -155,7 +155,7 @@ def _wrap_generate(mixin: Any) -> None:
             kwargs["assistant_model"] = _loaded(self, kwargs["assistant_model"])
         elif len(args) > position:
             args = (*args[:position], _loaded(self, args[position]), *args[position + 1 :])
-        if "grammar" in kwargs:
+        if "grammar" in kwargs or "grammar_after" in kwargs:
             args, kwargs = _with_mask(self, signature.bind(self, *args, **kwargs))
         return original(self, *args, **kwargs)
 

@@ -4,10 +4,12 @@ Structured output: a grammar of llguidance says at every token which tokens may 
     compiled.py    a grammar for one tokenizer and its end tokens
     texts.py       where one text stands in its grammar: allowed tokens, forced tokens
     growing.py     what may come at the nodes of a tree that grows
+    beginnings.py  free text before that of a grammar
     mask.py        the logits processor that lets only allowed tokens through
-    options.py     `grammar=` among the options of a call or request
+    options.py     `grammar=` and `grammar_after=` among the options of a call or request
 """
 
+from .beginnings import FreeBeginning
 from .compiled import CompiledGrammar, llguidance_of
 from .growing import GrowingMask
 from .mask import GrammarMask, grammar_in
@@ -16,6 +18,7 @@ from .options import grammar_mask, with_grammar
 
 __all__ = [
     "CompiledGrammar",
+    "FreeBeginning",
     "GrammarMask",
     "GrowingMask",
     "grammar_in",

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from .beginnings import FreeBeginning, LateText
 from .texts import GrammarText
 
 
@@ -41,6 +42,7 @@ class CompiledGrammar:
         tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
         vocab_size (`int`): number of tokens that the target has logits for.
         end_tokens (`Sequence[int]`): tokens that end a text; by default the tokenizer's.
+        beginning (`FreeBeginning`, *optional*): of a text before the grammar begins.
 
     Raises:
         TypeError: if the grammar is no string, or the tokenizer no fast one.
@@ -48,7 +50,14 @@ class CompiledGrammar:
         ImportError: without `llguidance`.
     """
 
-    def __init__(self, grammar: str, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int] = ()):
+    def __init__(
+        self,
+        grammar: str,
+        tokenizer: Any,
+        vocab_size: int,
+        end_tokens: Sequence[int] = (),
+        beginning: FreeBeginning | None = None,
+    ):
         llguidance = llguidance_of()
         if not isinstance(grammar, str):
             raise TypeError(
@@ -57,12 +66,15 @@ class CompiledGrammar:
                 "`grammar_from_lark`."
             )
         self._table, self._end_tokens = _table_of(tokenizer, vocab_size, end_tokens)
-        self._matcher = self._table.matcher(llguidance, grammar)
+        self._matcher, self._beginning = self._table.matcher(llguidance, grammar), beginning
 
-    def text(self) -> GrammarText:
+    def text(self) -> GrammarText | LateText:
         """A text that has no token yet."""
         with self._table.lock:
-            return GrammarText(self._matcher.deep_copy(), self._end_tokens)
+            text = GrammarText(self._matcher.deep_copy(), self._end_tokens)
+        if self._beginning is None:
+            return text
+        return LateText(text, self._beginning, self._table.tokenizer.vocab_size)
 
 
 class _Table:

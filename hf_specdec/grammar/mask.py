@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
+from .beginnings import LateText
 from .compiled import CompiledGrammar
 from .texts import GrammarText
 
@@ -24,7 +25,7 @@ class GrammarMask(LogitsProcessor):
 
     def __init__(self, grammar: CompiledGrammar):
         self._grammar = grammar
-        self._texts: list[GrammarText] = []
+        self._texts: list[GrammarText | LateText] = []
         self.start: int | None = None
         """Number of tokens before the first new one; None before the first call."""
 
@@ -70,7 +71,7 @@ class GrammarMask(LogitsProcessor):
         """
         return self._at(0, tokens).num_allowed(further)
 
-    def _at(self, row: int, tokens: Sequence[int]) -> GrammarText:
+    def _at(self, row: int, tokens: Sequence[int]) -> GrammarText | LateText:
         while row >= len(self._texts):
             self._texts.append(self._grammar.text())
         text = self._texts[row]

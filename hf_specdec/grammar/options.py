@@ -1,4 +1,4 @@
-"""`grammar=` among the options of a `generate` call or of a request."""
+"""`grammar=` and `grammar_after=` among the options of a `generate` call or of a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from .beginnings import FreeBeginning
 from .compiled import CompiledGrammar
 from .mask import GrammarMask
 
@@ -26,7 +27,8 @@ def grammar_mask(
         raise ValueError("`grammar` without a `tokenizer`: it speaks of text. Pass `tokenizer=`, the target's.")
     size = model.config.get_text_config(decoder=True).vocab_size
     ends = _end_tokens(model, generation_config, options)
-    return GrammarMask(CompiledGrammar(options["grammar"], tokenizer, size, ends))
+    beginning = FreeBeginning.of(options.get("grammar_after"))
+    return GrammarMask(CompiledGrammar(options["grammar"], tokenizer, size, ends, beginning))
 
 
 def with_grammar(
@@ -37,7 +39,10 @@ def with_grammar(
     if options.get("grammar") is not None:
         mask = grammar_mask(model, generation_config, options)
         options["logits_processor"] = LogitsProcessorList([*(options.get("logits_processor") or ()), mask])
-    options.pop("grammar", None)
+    elif options.get("grammar_after") is not None:
+        raise ValueError("`grammar_after` without a `grammar`, which begins there. Give one, or leave this out.")
+    for name in ("grammar", "grammar_after"):
+        options.pop(name, None)
     return options
 
 
