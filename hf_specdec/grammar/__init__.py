@@ -10,7 +10,7 @@ Structured output: a grammar of llguidance says at every token which tokens may 
 """
 
 from .beginnings import FreeBeginning
-from .compiled import CompiledGrammar, llguidance_of
+from .compiled import CompiledGrammar, llguidance_of, special_tokens
 from .growing import GrowingMask
 from .mask import GrammarMask, grammar_in
 from .options import grammar_mask, with_grammar
@@ -24,5 +24,6 @@ __all__ = [
     "grammar_in",
     "grammar_mask",
     "llguidance_of",
+    "special_tokens",
     "with_grammar",
 ]

@@ -102,6 +102,17 @@ class _Table:
         return matcher
 
 
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """
+    The tokens of a tokenizer, by their text, that no text of a grammar stands for: a Lark grammar names their ids,
+    `<[5]>`. To llguidance these are special tokens, and others whose text looks like a tag.
+    """
+    llguidance_of()
+    table, _ = _table_of(tokenizer, len(tokenizer), ())
+    added = tokenizer.added_tokens_decoder.items()
+    return {entry.content: token for token, entry in added if table.tokenizer.is_special_token(token)}
+
+
 _tables: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[int, int, int], _Table]] = weakref.WeakKeyDictionary()
 """By tokenizer: number of tokens of the target and of the tokenizer, and the end token that llguidance knows."""
 _lock = threading.Lock()

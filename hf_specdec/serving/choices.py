@@ -111,6 +111,8 @@ async def one_stream(
             if len(streams) == 1 and _USAGE not in text and (first or not include_usage):
                 yield text
                 continue
+            if not text:
+                continue
             chunks = [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n") if part]
             first = first or chunks[0]
             for chunk in chunks:

@@ -9,6 +9,8 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..adapters import Choice
+from ..grammar import FreeBeginning
+from .calls import Demanded
 from .requests import LENGTHS
 
 
@@ -29,6 +31,10 @@ class Beside:
             `SpeculativeBatchingManager.add_request`.
         presence_penalty (`float`), frequency_penalty (`float`): see `OccurrencePenalty`.
         left_out (`frozenset[int]`): tokens that end the text and are no part of it.
+        grammar_after (`FreeBeginning`, *optional*): what comes before the text of the request's grammar.
+        demanded (`Demanded`, *optional*): that the grammar is of calls.
+        may_reason (`bool`): whether reasoning may come before the text of the grammar.
+        is_one_call (`bool`): whether no call comes after another one.
         length_field (`str`, *optional*): the field of the body with the most tokens of the answer.
     """
 
@@ -38,6 +44,10 @@ class Beside:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     left_out: frozenset[int] = frozenset()
+    grammar_after: FreeBeginning | None = None
+    demanded: Demanded | None = None
+    may_reason: bool = False
+    is_one_call: bool = False
     length_field: str | None = None
 
 

@@ -18,7 +18,8 @@ from transformers.cli.serving.utils import (
 from ..batching import SpeculativeGenerationOutput
 from ..verification.log_probabilities import LogprobOptions, Mode
 from .answer_logprobs import answer_logprobs, best_asked
-from .answers import AnswerPieces, AnswerStream, left_out, may_have_parts
+from .answer_streams import AnswerStream
+from .answers import left_out, may_have_parts, pieces_of
 from .characters import cut
 from .contexts import check_length
 from .decoding import beside
@@ -103,7 +104,7 @@ class Generation(BaseGenerateManager):
         logprobs = None
         if best_asked(gen_config) is not None:
             logprobs = answer_logprobs(own, gen_config, has_parts=response_parser is not None)
-        pieces = AnswerPieces(own, response_parser, left_out(own, gen_config))
+        pieces = pieces_of(own, gen_config, response_parser)
         stream = AnswerStream(pieces, request.cancel, self._work, logprobs)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
@@ -252,6 +253,7 @@ class OneRequest:
                 priority=self._beside.priority,
                 adapter=self._beside.adapter,
                 presence_penalty=self._beside.presence_penalty,
+                grammar_after=self._beside.grammar_after,
                 frequency_penalty=self._beside.frequency_penalty,
             )
         except BaseException:

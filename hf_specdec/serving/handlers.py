@@ -8,11 +8,13 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import JSONResponse, StreamingResponse
+from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall, ChoiceDeltaToolCallFunction
 from transformers import GenerationConfig
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 
 from .answers import is_cut
+from .calls import CallPiece
 from .one_model import OneModel
 from .own_requests import OwnRequests, config_in
 from .requests import BODIES, normal_items, normal_messages, prompts_of
@@ -23,8 +25,41 @@ from .tokenising import TokenisedElsewhere
 from .work_pool import WorkPool
 
 
-class Chats(TokenisedElsewhere, OwnRequests, ScoredChoices, QuickChunks, ChatCompletionHandler):
+class _CallChunks(ChatCompletionHandler):
+    """Chunks with calls as OpenAI's: the first of a call has its id and its name, further ones pieces of arguments."""
+
+    def _build_chunk_sse(self, request_id: str = "", **options: Any) -> str:
+        piece, calls = options.get("content"), options.get("tool_calls")
+        if isinstance(piece, CallPiece):
+            name = f"{request_id}_tool_call_{piece.index}"
+            return super()._build_chunk_sse(request_id, model=options["model"], tool_calls=[_delta(piece, name)])
+        if not calls:
+            return super()._build_chunk_sse(request_id, **options)
+        (call,) = calls
+        if call.function.name is None:  # all is told
+            return ""
+        begins = _delta(CallPiece(call.index, call.function.name, ""), call.id)
+        deltas = [begins, _delta(CallPiece(call.index, None, call.function.arguments))]
+        build = super()._build_chunk_sse
+        return "".join(build(request_id, **options | {"tool_calls": [one]}) for one in deltas)
+
+
+def _delta(piece: CallPiece, name: str | None = None) -> ChoiceDeltaToolCall:
+    function = ChoiceDeltaToolCallFunction(name=piece.name, arguments=piece.arguments)
+    is_first = piece.name is not None
+    return ChoiceDeltaToolCall(
+        index=piece.index, id=name if is_first else None, type="function" if is_first else None, function=function
+    )
+
+
+class Chats(TokenisedElsewhere, OwnRequests, ScoredChoices, QuickChunks, _CallChunks):
     _body = BODIES["/v1/chat/completions"]
+    _streams_calls = True
+
+    def _of_demanded(self, answer: JSONResponse, is_cut: bool) -> JSONResponse:
+        found = json.loads(bytes(answer.body))
+        found["choices"][0]["finish_reason"] = "length" if is_cut else "stop"
+        return JSONResponse(found)
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         body = super()._checked(body)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.cli.serving.model_manager import ModelManager
-from transformers.cli.serving.utils import Modality
+from transformers.cli.serving.utils import Modality, get_response_template
 
 from ..adapters import Choice
+from .calls import CallSyntax
 from .characters import shortened
 from .defaults import NO_IMAGES
 from .engine.messages import Served
 from .errors import UnknownModel
 from .images import ImageReader
+from .reasoning import Reasoning
 from .requests import Facts, reserved_names, roles_of
 from .text_limits import TextLimit
 from .tokenising import PromptMaker
 from .work_pool import WorkPool
+
+
+def _calls_of(model: Served, tokenizer: PreTrainedTokenizerBase, images: ImageReader | None) -> CallSyntax | None:
+    """The syntax of a model's calls. If another response template than its own reads them, that becomes its own."""
+    renderer: Any = tokenizer if images is None else images.processor
+    found = CallSyntax.of(partial(renderer.apply_chat_template, tokenize=False), tokenizer, model)
+    if found is not None and found.template is not get_response_template(tokenizer, model):
+        tokenizer.response_template = found.template
+    return found
 
 
 class OneModel(ModelManager):
@@ -55,6 +67,10 @@ class OneModel(ModelManager):
         """Stands for the tokenizer where handlers make prompts."""
         self.work = WorkPool()
         """Does the work on large requests."""
+        self.calls = _calls_of(model, tokenizer, self._images)
+        """How the model calls functions; None if that is not known."""
+        self.reasoning = Reasoning.of(get_response_template(tokenizer, model), tokenizer)
+        """The marks of the model's reasoning, if it has any."""
         self.answer_seconds: float | None = None
         """Most seconds that an answer may take; None: any number."""
         super().__init__(force_model=name)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from transformers import GenerationConfig
 from transformers.cli.serving.utils import get_response_template
 
 from .answer_logprobs import answer_logprobs, best_asked
-from .answers import ParsedAnswers, is_cut, may_have_parts
+from .answer_streams import ParsedAnswers
+from .answers import is_cut, may_have_parts
+from .characters import shortened
 from .choices import all_of, begin_all, one_answer, one_begun, one_stream
-from .decoding import decode_by
-from .errors import refusing
+from .decoding import beside, decode_by
+from .errors import RequestRefused, refusing
 from .generation import Generation, asked_for
 from .one_model import OneModel
-from .requests import LENGTHS, checked, grammar_of, options_of
+from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of
 from .scored_answers import scored_answer
 from .stream_ends import until_done
 from .timeouts import Deadline
@@ -25,7 +28,7 @@ from .tokenising import Later, PromptMaker
 from .work_pool import at_once
 
 
-_NOT_THEIRS = ("seed", "logit_bias", "frequency_penalty", "grammar")
+_NOT_THEIRS = ("seed", "logit_bias", "frequency_penalty", "grammar", "demanded")
 """Fields that transformers' handlers do not get: they would seed torch globally, and penalise otherwise."""
 
 
@@ -44,6 +47,8 @@ class OwnRequests:
     """Ends the events of a stream as OpenAI's clients expect it."""
     _has_parts = True
     """Whether answers have parts by the model's response template."""
+    _streams_calls = False
+    """Whether streams can have pieces of calls."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
         name = self.model_manager.id_of(body.get("model"))
@@ -115,7 +120,29 @@ class OwnRequests:
             body = body | {"logit_bias": found.logit_bias}
         if (grammar := grammar_of(found)) is not None:
             body = body | {"grammar": grammar}
+        if tools := demanded_tools(body):
+            body = body | self._demand(body, tools)
         return body | {"best_tokens": found.best_tokens}
+
+    def _demand(self, body: dict[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """What asks for a call of one of these tools."""
+        choice, models = body["tool_choice"], self.model_manager
+        if "grammar" in body:
+            raise RequestRefused(f"`tool_choice={shortened(choice)}` and a form of the answer exclude each other.")
+        if models.calls is None:
+            raise RequestRefused(
+                f"`tool_choice={shortened(choice)}` is not supported with this model: its chat template does not show "
+                "how it calls functions. Give 'auto' or 'none'."
+            )
+        for number, tool in enumerate(body["tools"]):
+            if tool in tools and (reason := models.calls.check(tool)) is not None:
+                where = "function.parameters" if "function" in tool else "parameters"
+                raise RequestRefused(f"`tools[{number}].{where}` {told_of(reason)}.")
+        is_named, in_pieces = isinstance(choice, dict), self._streams_calls and bool(body.get("stream"))
+        is_one = body.get("parallel_tool_calls") is False or is_named
+        grammar = models.calls.grammar(tools, is_one, may_begin_lines=models.reasoning is not None)
+        demanded = models.calls.demanded(tools, is_named, in_pieces)
+        return {"grammar": grammar, "demanded": demanded}
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
@@ -134,6 +161,12 @@ class OwnRequests:
         decode_by(config, body, model_generation_config, self.model_manager.adapter_of(body.get("model")))
         config.top_logprobs = body.get("best_tokens")
         config.grammar = body.get("grammar")
+        config.beside = replace(
+            beside(config),
+            demanded=body.get("demanded"),
+            may_reason=self._has_parts,
+            is_one_call=body.get("parallel_tool_calls") is False,
+        )
         if body.get("logit_bias"):
             config.sequence_bias = body["logit_bias"]
         if config.stop_strings is None:
@@ -145,6 +178,7 @@ class OwnRequests:
     async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
         handler: Any = super()  # of the handler with this mixin
         config, given = config_in(args), [*args, *options.values()]
+        own = beside(config)
         generation = next(one for one in given if isinstance(one, Generation))
         inputs = next(one for one in given if isinstance(one, Mapping) and "input_ids" in one)
         number = await generation.generate(inputs, config, request_id)
@@ -154,6 +188,8 @@ class OwnRequests:
             found = at_once(
                 handler._non_streaming(request_id, model, ParsedAnswers(tokenizer, config), *args, **options)
             )
+            if own.demanded is not None and (is_cut(config) or own.demanded.is_named):
+                found = self._of_demanded(found, is_cut(config))
             if best_asked(config) is None or generation.result is None:
                 return found
             has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
@@ -164,6 +200,10 @@ class OwnRequests:
             return scored_answer(self, found, logprobs.take())
 
         return await self.model_manager.work.run(answer, num_tokens=number)
+
+    def _of_demanded(self, answer: JSONResponse, is_cut: bool) -> JSONResponse:
+        """An answer with a call that is cut, or of a function that the request has named."""
+        return answer
 
 
 def config_in(arguments: tuple[Any, ...]) -> GenerationConfig:

@@ -23,7 +23,8 @@ async def until_done(events: Any) -> AsyncGenerator[str, None]:
     async with aclosing(events):
         try:
             async for text in events:
-                yield text
+                if text:
+                    yield text
         except Exception as error:
             yield event({"error": error_in_stream(error)})
     yield "data: [DONE]\n\n"

@@ -6,10 +6,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from transformers.cli.serving.utils import _StreamError
 
+from .calls import CallPiece
 from .errors import RequestFailed
 
 
@@ -36,6 +38,8 @@ class MergedQueue:
         return self._merged(self._next.pop() if self._next else self._pieces.get_nowait())
 
     def _merged(self, first: Any) -> Any:
+        if isinstance(first, CallPiece):
+            return self._call_merged(first)
         if not isinstance(first, str):
             return first
         parts, kind = [first], type(first)
@@ -46,6 +50,17 @@ class MergedQueue:
                 break
             parts.append(piece)
         return first if len(parts) == 1 else kind("".join(parts))
+
+    def _call_merged(self, first: CallPiece) -> CallPiece:
+        """A piece of a call with further ones of it that wait; its name is told alone."""
+        parts = [first.arguments]
+        while first.name is None and not self._pieces.empty():
+            piece = self._pieces.get_nowait()
+            if not isinstance(piece, CallPiece) or piece.index != first.index:
+                self._next.append(piece)
+                break
+            parts.append(piece.arguments)
+        return replace(first, arguments="".join(parts))
 
 
 class RaisingQueue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,12 @@ from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.utils import get_response_template
 
-from .decoding import for_choice
+from .decoding import beside, for_choice
 from .engine.messages import Served
 from .errors import refusing
 from .generation import Generation
 from .images import ImageReader, images_in, without_urls
+from .reasoning import Reasoning
 from .requests import TokenPrompt
 from .text_limits import TextLimit
 from .tokenizers import LikeTokenizer
@@ -174,6 +175,16 @@ def _for_another(argument: Any, number: int) -> Any:
     return argument.another() if isinstance(argument, Generation) else argument
 
 
+def _let_reason(
+    config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, model: Served, prompt: list[int]
+) -> None:
+    """Lets the grammar of a request begin after the reasoning that its prompt has begun, or that the answer may."""
+    if beside(config).may_reason and getattr(config, "grammar", None) is not None:
+        reasoning = Reasoning.of(get_response_template(tokenizer, model), tokenizer)
+        if reasoning is not None:
+            config.beside = replace(beside(config), grammar_after=reasoning.beginning_after(prompt, tokenizer))
+
+
 def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:
     """
     A handler's arguments with tokens for the prompt, and with the tokenizer itself. (Their places differ from handler
@@ -183,6 +194,9 @@ def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:
     own = next(one for one in arguments if type(one) is PromptMaker)._own
     tokens = prompt.tokenise()
     model = next(one for one in arguments if isinstance(one, Served))
+    for one in arguments:
+        if isinstance(one, GenerationConfig):
+            _let_reason(one, own, model, tokens["input_ids"])
     if streams and get_response_template(own, model) is not None:
         own = KnownPrompt(own, tokens["input_ids"])
     return [tokens if isinstance(one, _Prompt) else own if type(one) is PromptMaker else one for one in arguments]

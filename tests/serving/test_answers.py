@@ -15,12 +15,15 @@ for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
 from fastapi.testclient import TestClient  # noqa: E402
+from support.asking import calls_in  # noqa: E402
 from support.scripts import BEGINS, END, Script, config_of, tokenizer  # noqa: E402
 from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser, parse_response  # noqa: E402
 
-from hf_specdec.serving.answers import AnswerPieces, ParsedAnswers  # noqa: E402
+from hf_specdec.serving.answer_streams import ParsedAnswers  # noqa: E402
+from hf_specdec.serving.answers import AnswerPieces  # noqa: E402
 from hf_specdec.serving.app import build_app  # noqa: E402
+from hf_specdec.serving.total_parser import TotalParser  # noqa: E402
 
 
 PATHS = {"chat/completions": {"messages": [{"role": "user", "content": "a"}]}, "responses": {"input": "a"}}
@@ -55,8 +58,7 @@ def parts_of(script: Script, path: str, stream: bool) -> tuple[str, str, list[tu
     choices = [one["choices"][0] for one in (answer if stream else [answer])]
     parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
     content, reasoning = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
-    functions = [call["function"] for part in parts for call in part.get("tool_calls") or ()]
-    return content, reasoning, [(one["name"], one["arguments"]) for one in functions], choices[-1]["finish_reason"]
+    return content, reasoning, calls_in(parts), choices[-1]["finish_reason"]
 
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -158,7 +160,7 @@ PIECES = [GOOD, NO_NAME, NO_JSON, "<tool_call>", "</tool_call>", "<think>", "</t
 
 
 def streamed(text: str, template: Any, prefix: str, is_cut: bool) -> tuple[str, str, list[ToolCall]]:
-    pieces = AnswerPieces(tokenizer(), ResponseParser(template, prefix=prefix))
+    pieces = AnswerPieces(tokenizer(), TotalParser.over(ResponseParser(template, prefix=prefix)))
     parts = pieces.begin()
     for token in tokenizer()(text)["input_ids"]:
         parts += pieces.add(token)

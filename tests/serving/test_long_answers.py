@@ -22,10 +22,12 @@ from transformers.cli.serving.utils import get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser  # noqa: E402
 
 from hf_specdec.serving import answers, text_pieces  # noqa: E402
-from hf_specdec.serving.answers import AnswerPieces, ParsedAnswers, TotalParser  # noqa: E402
+from hf_specdec.serving.answer_streams import ParsedAnswers  # noqa: E402
+from hf_specdec.serving.answers import AnswerPieces  # noqa: E402
 from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.handlers import Chats  # noqa: E402
 from hf_specdec.serving.tokenising import PromptMaker  # noqa: E402
+from hf_specdec.serving.total_parser import TotalParser  # noqa: E402
 from hf_specdec.serving.work_pool import at_once  # noqa: E402
 
 

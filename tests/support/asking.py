@@ -36,3 +36,22 @@ def refusal(client: Any, path: str, body: Any, status: int = 400) -> str:
         reasons.add(response.json()["error"]["message"])
     (reason,) = reasons
     return reason
+
+
+def calls_in(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """
+    Name and arguments of the calls in a message, or in the deltas of a stream: the first of a call has its id, its
+    name and no arguments, further ones have arguments alone.
+    """
+    calls: dict[int, list[str]] = {}
+    for part in parts:
+        for number, call in enumerate(part.get("tool_calls") or ()):
+            function, index = call["function"], call.get("index", number)
+            if "name" in function:
+                assert index == len(calls) and call["id"].endswith(f"_{index}") and call["type"] == "function"
+                assert "index" not in call or function["arguments"] == ""
+                calls[index] = [function["name"], function["arguments"]]
+            else:
+                assert set(call) == {"index", "function"} and set(function) == {"arguments"}
+                calls[index][1] += function["arguments"]
+    return [(name, arguments) for name, arguments in calls.values()]

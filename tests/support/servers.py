@@ -48,7 +48,12 @@ def engine_over(manager: Any, tokenizer: Any) -> Iterator[EngineClient]:
 
 @contextmanager
 def client_over(
-    model: Any = None, chat_template: str = CONTENTS, name: str = "tiny", warm_up: bool = False, **options: Any
+    model: Any = None,
+    chat_template: str = CONTENTS,
+    name: str = "tiny",
+    warm_up: bool = False,
+    tokenizer: Any = None,
+    **options: Any,
 ) -> Iterator[tuple[Any, EngineClient]]:
     """
     A client of the server's application in this process, over a tiny model, and the client of its engine. Failures are
@@ -59,13 +64,15 @@ def client_over(
         chat_template (`str`): of the tokenizer.
         name (`str`): of the model.
         warm_up (`bool`): whether the manager warms up first.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's.
         options: of `build_app`.
     """
     from fastapi.testclient import TestClient
 
     from hf_specdec.serving.app import build_app
 
-    tokenizer, target = tiny_tokenizer(), tiny_model(max_position_embeddings=4096) if model is None else model
+    tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
+    target = tiny_model(max_position_embeddings=4096) if model is None else model
     tokenizer.chat_template = chat_template
     batching: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
     made = target.init_continuous_batching(assistant_model=NgramDraft(), **batching)

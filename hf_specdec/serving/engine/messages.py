@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from ...adapters import Choice
 from ...batching import ManagerState
 from ...engine.request import FinishReason
+from ...grammar import FreeBeginning
 from ...verification.log_probabilities import LogprobOptions
 
 
@@ -34,6 +35,7 @@ class AddRequest:
         logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
         priority (`int`), adapter (`str`, *optional*): see `SpeculativeBatchingManager.add_request`.
         presence_penalty (`float`), frequency_penalty (`float`): see `OccurrencePenalty`.
+        grammar_after (`FreeBeginning`, *optional*): what comes before the text of the config's grammar.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class AddRequest:
     adapter: Choice = ...
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    grammar_after: FreeBeginning | None = None
 
 
 @dataclass(frozen=True)

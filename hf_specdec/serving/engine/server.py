@@ -95,6 +95,7 @@ class EngineServer:
                 top_logprobs=None if asked.logprobs is None else asked.logprobs.best,
                 logprobs_mode=None if asked.logprobs is None else asked.logprobs.mode,
                 grammar=grammar,
+                grammar_after=asked.grammar_after,
                 tokenizer=None if grammar is None else self._tokenizer,
                 adapter=asked.adapter,
                 priority=asked.priority,

@@ -27,9 +27,10 @@ from .messages import normal_items, normal_messages
 from .options import options_of
 from .parsing import parsed
 from .prompts import TokenPrompt, prompts_of
-from .structured import grammar_of
+from .structured import grammar_of, told_of
 from .templates import reserved_names, roles_of
 from .token_bodies import DetokenizeBody, TokenizeBody
+from .tools import demanded_tools
 
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "TokenPrompt",
     "TokenizeBody",
     "checked",
+    "demanded_tools",
     "describe",
     "grammar_of",
     "normal_items",
@@ -53,4 +55,5 @@ __all__ = [
     "prompts_of",
     "reserved_names",
     "roles_of",
+    "told_of",
 ]

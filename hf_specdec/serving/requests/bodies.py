@@ -29,7 +29,7 @@ from .parsing import json_of
 from .prompts import MOST_CHOICES, Choices, Prompt, prompts_of
 from .structured import ResponseFormat, StructuredOutputs, TextFormat, grammar_of
 from .token_bodies import DetokenizeBody, TokenizeBody
-from .tools import NestedTool, ResponseTool, check_choice
+from .tools import NestedTool, ResponseTool, ToolChoice, check_choice
 from .variables import TemplateVariables
 
 
@@ -154,7 +154,7 @@ class _Conversation(Shared):
     """What chats and responses have."""
 
     chat_template_kwargs: TemplateVariables | None = None
-    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: Boolean | None = None
     # Without effect.
     metadata: Names | None = None
@@ -169,8 +169,11 @@ class _Conversation(Shared):
     moderation: Annotated[Any, Only()] = None
 
     @model_validator(mode="after")
-    def _demands_no_call(self) -> _Conversation:
-        check_choice(self.tool_choice, getattr(self, "tools", None))
+    def _demands_a_tool_that_it_has(self) -> _Conversation:
+        tools = [
+            tool.function if isinstance(tool, NestedTool) else tool for tool in getattr(self, "tools", None) or ()
+        ]
+        check_choice(self.tool_choice, [tool.name for tool in tools])
         return self
 
 

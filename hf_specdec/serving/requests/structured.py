@@ -105,7 +105,7 @@ class StructuredOutputs(Closed):
         try:
             grammar = self.as_grammar()
         except ValueError as error:  # no JSON, or no grammar
-            raise wrong_field(given[0], _told_of(str(error))) from error
+            raise wrong_field(given[0], told_of(str(error))) from error
         _check(given[0], grammar)
         return self
 
@@ -165,8 +165,9 @@ def _check(field: str, grammar: str | None) -> None:
     if grammar is not None:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
         if is_error:
-            raise wrong_field(field, _told_of(messages[0]))
+            raise wrong_field(field, told_of(messages[0]))
 
 
-def _told_of(reason: str) -> str:
+def told_of(reason: str) -> str:
+    """What is said of a schema or a grammar that is wrong."""
     return f"cannot be followed: {cut(' '.join(reason.split()), MOST_OF_A_REASON)}".removesuffix(".")

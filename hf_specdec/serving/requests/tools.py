@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from ..characters import shortened
 from .kinds import Boolean, Only, Open, Text, told
@@ -46,17 +46,59 @@ ResponseTool = Annotated[
 ]
 
 
-def check_choice(choice: Any, tools: Any) -> None:
+def name_of(tool: dict[str, Any]) -> str:
+    """The name of a tool's function, in either form."""
+    return str(tool.get("function", tool)["name"])
+
+
+def _named(choice: dict[str, Any]) -> Any:
+    """The name of the function that a choice demands, in the form of chats or of responses."""
+    function = choice.get("function")
+    inner = function if isinstance(function, dict) else choice
+    return inner.get("name") if choice.get("type") in (None, "function") else None
+
+
+def check_choice(choice: Any, names: list[str]) -> None:
     """
-    Checks that no call is demanded, which could not be enforced.
+    Checks which tool is to be called.
+
+    Args:
+        choice: `"none"`, `"auto"`, `"required"`, or an object that names a function.
+        names (`list[str]`): of the tools.
 
     Raises:
-        PydanticCustomError: if one is.
+        PydanticCustomError: if it is something else, or names none of the tools.
     """
     if choice in (None, "auto", "none"):
         return
-    if not isinstance(choice, (str, dict)):
-        raise told(f"`tool_choice` must be 'auto' or 'none', but is {shortened(choice)}.")
-    if not tools:
+    name = _named(choice) if isinstance(choice, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise told(
+            f"`tool_choice` must be 'none', 'auto', 'required' or an object that names a function, but is "
+            f"{shortened(choice)}."
+        )
+    if not names:
         raise told(f"`tool_choice={shortened(choice)}` without `tools`: there is none to be called. Leave it out.")
-    raise told(f"`tool_choice={shortened(choice)}` is not supported by this server, but 'auto' and 'none'.")
+    if name is not None and name not in names:
+        raise told(f"`tool_choice` names the function {shortened(name)}, but `tools` has {shortened(names)}.")
+
+
+def demanded_tools(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tools of a checked body of which one must be called; none if the model may choose not to."""
+    choice, tools = body.get("tool_choice"), body.get("tools") or []
+    if isinstance(choice, dict):
+        return [tool for tool in tools if name_of(tool) == _named(choice)][:1]
+    return list(tools) if choice == "required" else []
+
+
+_NAME = {"type": "string", "minLength": 1}
+_NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "name": _NAME}, "required": ["type", "name"]}
+_NESTED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+ToolChoice = Annotated[Any, WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, _NESTED, _NAMED]})]

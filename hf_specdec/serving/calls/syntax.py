@@ -1,0 +1,178 @@
+"""How a model calls functions: what its chat template writes of calls, and what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from ...grammar import special_tokens
+from .forms import EXAMPLE, FORMS, Form, JsonForm, TagForm
+from .lark import Lark
+from .reading import Demanded
+from .schemas import arguments_of, name_of
+from .templates import known_templates
+
+
+Render = Callable[..., str]
+"""The chat template, for messages, with `tools` and `add_generation_prompt`."""
+
+_ASKS = "zquser"
+_TOOL: dict[str, Any] = {"name": EXAMPLE, "description": "a", "parameters": {"type": "object", "properties": {}}}
+
+
+class SyntaxUnknown(Exception):
+    """Raised for a chat template whose calls nothing that is known here reads."""
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """
+    Args:
+        template (`dict`): the response template that reads calls.
+        form (`Form`): how calls are written.
+        separator (`str`, *optional*): what is between two calls; None if the model makes one at a time.
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+    """
+
+    template: dict[str, Any]
+    form: Form
+    separator: str | None
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, render: Render, tokenizer: Any, model: Any) -> CallSyntax | None:
+        """
+        The syntax of a model; None if its chat template writes no calls, or in a way that is not known.
+
+        Args:
+            render (`Callable`): the chat template.
+            tokenizer (`PreTrainedTokenizerBase`): the model's.
+            model: has its config and generation config.
+        """
+        asks = [{"role": "user", "content": _ASKS}]
+        try:
+            tools = [{"type": "function", "function": _TOOL}]
+            prompt = render(asks, tools=tools, add_generation_prompt=True)
+            before = prompt.removeprefix(render(asks, tools=tools, add_generation_prompt=False))
+            written = _Written(render, asks, tools)
+            written({"zqkey": "zqvalue"})
+        except Exception:  # whatever a template makes of what it does not expect
+            return None
+        before = "" if before == prompt else before
+        for template in known_templates(tokenizer, model, before, _ends(tokenizer, model)):
+            spec = load_response_template(template)
+            field = spec.fields.get("tool_calls")
+            if field is None or field.open_re is None:
+                continue
+            reads = _Reading(spec, written)
+            try:
+                for form in FORMS:
+                    if (found := form.of(reads.call, reads.body, field.content_args)) is not None:
+                        return cls(template, found, reads.separator(), tokenizer)
+            except Exception:  # of a template that does not read it
+                continue
+        return None
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], is_one: bool, may_begin_lines: bool = False) -> str:
+        """
+        The grammar of calls.
+
+        Args:
+            tools (`list`): those that may be called.
+            is_one (`bool`): whether there is a single call, and not one or more.
+            may_begin_lines (`bool`): whether line breaks may be before the first, as after reasoning.
+
+        Raises:
+            ValueError: for a schema that cannot be followed.
+        """
+        lark = Lark(special_tokens(self.tokenizer))
+        call = self.form.call(lark, tools)
+        more = "" if is_one or self.separator is None else f" ({lark.literal(self.separator)} {call})*"
+        lines = r"/\n{0,2}/ " if may_begin_lines else ""
+        return lark.grammar(f"{lines}{call}{more}")
+
+    def demanded(self, tools: Sequence[Mapping[str, Any]], is_named: bool, in_pieces: bool) -> Demanded:
+        """How calls of these tools are read that a grammar demands."""
+        if not isinstance(self.form, JsonForm):
+            form = self.form if isinstance(self.form, TagForm) else None
+            json_keys = {} if form is None else {name_of(tool): form.json_keys(tool) for tool in tools}
+            return Demanded(None, "", is_named, in_pieces, json_keys)
+        return Demanded((self.form.name, self.form.arguments), self.form.closing, is_named, in_pieces)
+
+    def check(self, tool: Mapping[str, Any]) -> str | None:
+        """What is wrong with a tool's parameters, of which no grammar can be made; None if nothing is."""
+        from llguidance import LLMatcher
+
+        try:
+            grammars = [LLMatcher.grammar_from_json_schema(arguments_of(tool)), self.grammar([tool], is_one=True)]
+        except ValueError as error:
+            return str(error)
+        found = map(LLMatcher.validate_grammar_with_warnings, grammars)
+        return next((messages[0] for is_error, messages in found if is_error), None)
+
+
+class _Written:
+    """What the chat template writes of an assistant's calls."""
+
+    def __init__(self, render: Render, asks: list[dict[str, Any]], tools: list[dict[str, Any]]):
+        self._render, self._asks, self._tools = render, asks, tools
+
+    def __call__(self, *arguments: dict[str, Any]) -> str:
+        calls = [{"type": "function", "function": {"name": EXAMPLE, "arguments": one}} for one in arguments]
+        said = {"role": "assistant", "content": "", "tool_calls": calls}
+        text = self._render([*self._asks, said], tools=self._tools, add_generation_prompt=False)
+        return text.rpartition(_ASKS)[2] if _ASKS in text else text
+
+
+class _Reading:
+    """How a response template reads what is written. Raises if it does not read it."""
+
+    def __init__(self, spec: ResponseTemplate, written: _Written):
+        self._spec, self._written, self._field = spec, written, spec.fields["tool_calls"]
+
+    def call(self, arguments: dict[str, Any]) -> str:
+        """A call from its opening mark to its closing one."""
+        text, ((start, end),) = self._places(arguments)
+        return text[start:end]
+
+    def body(self, call: str) -> str | None:
+        """What is between the marks."""
+        opened = self._field.open_re.search(call)
+        closed = None if self._field.close_re is None else self._field.close_re.search(call, opened.end())
+        return call[opened.end() : closed.start() if closed else None]
+
+    def separator(self) -> str | None:
+        """What is between two calls; None if the chat template does not write two, or not so that they are read."""
+        try:
+            text, ((_, end), (start, _)) = self._places({"zqkey": "zqvalue"}, {"zqkey": "zqother"})
+        except Exception:
+            return None
+        return text[end:start]
+
+    def _places(self, *arguments: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+        """What is written, and where each call begins and ends."""
+        text = self._spec.truncate_past_last_anchor(self._written(*arguments))
+        parser = ResponseParser(self._spec, prefix="")
+        parser.feed(text)
+        functions = [one["function"] for one in parser.finalize()[0]["tool_calls"]]
+        if functions != [{"name": EXAMPLE, "arguments": one} for one in arguments]:
+            raise SyntaxUnknown
+        places, at = [], 0
+        for _ in arguments:
+            opened = self._field.open_re.search(text, at)
+            closed = self._field.close_re.search(text, opened.end())
+            start = opened.start() + len(opened.group()) - len(opened.group().lstrip())
+            at = closed.end() if opened.group() else closed.start()  # bare JSON ends before what ends the answer
+            places.append((start, at))
+        return text, places
+
+
+def _ends(tokenizer: Any, model: Any) -> list[str]:
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    tokens = [ends] if isinstance(ends, int) else list(ends or ())
+    tokens += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return [tokenizer.decode([token]) for token in dict.fromkeys(tokens)]
