@@ -1,5 +1,6 @@
 """Arguments and options that several commands have, as annotations of their parameters."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -51,3 +52,31 @@ DeviceMapOption = Annotated[
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch on a CPU.")]
 SeedOption = Annotated[int, typer.Option(help="Of sampled texts.")]
+
+
+class LogprobsMode(StrEnum):
+    """Which log-probabilities are told."""
+
+    RAW = "raw"
+    PROCESSED = "processed"
+
+
+LogprobsModeOption = Annotated[
+    LogprobsMode,
+    typer.Option(help="Log-probabilities of the model's own output, or of what a request's options make of it."),
+]
+CompileOption = Annotated[
+    bool,
+    typer.Option("--compile", help="On a GPU, compile the layers with torch.compile: slower to start, then faster."),
+]
+LorasOption = Annotated[
+    list[str] | None,
+    typer.Option("--lora", help="NAME=FOLDER: a LoRA adapter, which requests choose as a model of this name."),
+]
+MaxRequestsOption = Annotated[int | None, typer.Option(min=1, help="Most requests that run at once.")]
+MaxBatchTokensOption = Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")]
+NumBlocksOption = Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")]
+ImageHostsOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow-image-host", help="A host from which images are fetched. May be given several times."),
+]

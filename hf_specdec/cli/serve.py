@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import socket
 import ssl
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -16,18 +14,23 @@ from .. import loading
 from ..config import SpeculativeConfig
 from ..serving.defaults import MOST_BODY_BYTES, MOST_IMAGE_BYTES, MOST_IMAGE_PIXELS, STALL_SECONDS
 from ..trees.text import parse_tree
-from .arguments import checked_device, checked_dtype, or_bad_parameter
-from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
-
-
-class LogprobsMode(StrEnum):
-    """Which log-probabilities are told."""
-
-    RAW = "raw"
-    PROCESSED = "processed"
-
-
-PACKAGES = ("fastapi", "uvicorn", "httptools", "openai", "prometheus_client")
+from .arguments import adapters_in, check_serving_packages, checked_device, checked_dtype, or_bad_parameter
+from .options import (
+    CompileOption,
+    DeviceMapOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    ImageHostsOption,
+    LogprobsMode,
+    LogprobsModeOption,
+    LorasOption,
+    MaxBatchTokensOption,
+    MaxRequestsOption,
+    NumBlocksOption,
+    TargetArgument,
+    TreeOption,
+)
 
 
 def check_address(host: str, port: int) -> None:
@@ -60,26 +63,6 @@ def check_address(host: str, port: int) -> None:
         raise typer.BadParameter(
             f"{host!r} is no address of this machine: {strange[0].strerror}.", param_hint="--host"
         ) from strange[0]
-
-
-def adapters_in(options: list[str], model: str) -> dict[str, str]:
-    """
-    The adapters of `--lora`: Hub id or folder of each, by name.
-
-    Raises:
-        ValueError: for a name that is missing, given twice, that of the model, or no name to PEFT.
-    """
-    found: dict[str, str] = {}
-    for option in options:
-        name, equals, place = option.partition("=")
-        if not (name and equals and place):
-            raise ValueError(f"{option!r} is not NAME=FOLDER.")
-        if name in found or name == model:
-            raise ValueError(f"{name!r} is the name of two models. Give another.")
-        if "." in name:
-            raise ValueError(f"{name!r} has a dot, which PEFT takes in no name. Give another.")
-        found[name] = place
-    return found
 
 
 def check_certificate(certificate: str | None, key: str | None) -> None:
@@ -117,24 +100,16 @@ def serve(
     max_step_nodes: Annotated[
         int | None, typer.Option(min=1, help="Most draft tokens of a step, over all its requests.")
     ] = None,
-    compiles: Annotated[
-        bool,
-        typer.Option(
-            "--compile", help="On a GPU, compile the layers with torch.compile: slower to start, then faster."
-        ),
-    ] = False,
+    compiles: CompileOption = False,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
     model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: as it is named here.")
     ] = None,
-    loras: Annotated[
-        list[str] | None,
-        typer.Option("--lora", help="NAME=FOLDER: a LoRA adapter, which clients choose as a model of this name."),
-    ] = None,
-    max_requests: Annotated[int | None, typer.Option(min=1, help="Most requests that run at once.")] = None,
-    max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
-    num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")] = None,
+    loras: LorasOption = None,
+    max_requests: MaxRequestsOption = None,
+    max_batch_tokens: MaxBatchTokensOption = None,
+    num_blocks: NumBlocksOption = None,
     shares_prefixes: Annotated[
         bool,
         typer.Option(
@@ -146,10 +121,7 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a request's body; longer ones are answered with 413.")
     ] = MOST_BODY_BYTES,
-    image_hosts: Annotated[
-        list[str] | None,
-        typer.Option("--allow-image-host", help="A host from which images are fetched. May be given several times."),
-    ] = None,
+    image_hosts: ImageHostsOption = None,
     max_image_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of an image's file.")] = MOST_IMAGE_BYTES,
     max_image_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = MOST_IMAGE_PIXELS,
     api_keys: Annotated[
@@ -176,20 +148,13 @@ def serve(
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
-    logprobs_mode: Annotated[
-        LogprobsMode,
-        typer.Option(help="Log-probabilities of the model's own output, or of what a request's options make of it."),
-    ] = LogprobsMode.RAW,
+    logprobs_mode: LogprobsModeOption = LogprobsMode.RAW,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
 ) -> None:
     """Serve a model over OpenAI's API (chat, completions, responses): the same texts as without a draft, sooner."""
-    missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
-    if missing:
-        raise typer.BadParameter(
-            f"needs {', '.join(missing)}. Install with `pip install 'hf-specdec[serve]'`.", param_hint="serve"
-        )
+    check_serving_packages("serve")
     import uvicorn
 
     from ..serving.app import build_app

@@ -19,7 +19,7 @@ for package in ("fastapi", "openai", "prometheus_client", "peft"):
     pytest.importorskip(package)
 
 from hf_specdec import NgramDraft, SpeculativeConfig, loading  # noqa: E402
-from hf_specdec.cli.serve import adapters_in  # noqa: E402
+from hf_specdec.cli.arguments import adapters_in  # noqa: E402
 from hf_specdec.serving.engine import EngineOptions, StartError, process  # noqa: E402
 
 
