@@ -22,6 +22,11 @@ def never_search_again() -> None:
     gc.freeze()
 
 
+def let_go_at_the_end() -> None:
+    """Undoes `never_search_again` as the process ends: libraries tell of what is still kept then as leaked."""
+    gc.unfreeze()
+
+
 def let_steps_go_first() -> None:
     """Sets Python up so that the thread that runs the steps waits little for others, and for the garbage collector."""
     sys.setswitchinterval(SWITCH_INTERVAL)

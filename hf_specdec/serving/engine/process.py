@@ -18,7 +18,7 @@ from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
-from ..interpreter import let_steps_go_first
+from ..interpreter import let_go_at_the_end, let_steps_go_first
 from .client import EngineClient
 from .messages import NotServed, Stage
 from .parent import while_the_parent_lives
@@ -140,6 +140,7 @@ def _run(options: EngineOptions, connection: Connection) -> None:
             EngineServer(manager, tokenizer, connection).serve()
             manager.stop(hard_stop=True)
         connection.close()  # tells the server that no step runs
+    let_go_at_the_end()
 
 
 def load(
