@@ -57,6 +57,8 @@ ANY_VERSION = (
     "batching/test_warming_up.py",
     "batching/test_weights.py",
     "benchmarking",
+    "bulk/test_output.py",
+    "bulk/test_records.py",
     "block/test_calls.py",
     "block/test_conversion.py",
     "block/test_damaged.py",

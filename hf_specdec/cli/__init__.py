@@ -25,6 +25,7 @@ def build_app() -> "Typer":
     from .convert import convert
     from .demo import demo
     from .doctor import doctor
+    from .generate_file import generate_file
     from .push import push_generate, push_kernel, push_space
     from .serve import serve
     from .train import train
@@ -45,6 +46,7 @@ def build_app() -> "Typer":
     app.command("push-generate")(push_generate)
     app.command("push-kernel")(push_kernel)
     app.command("push-space")(push_space)
+    app.command("generate-file")(generate_file)
     app.command("serve")(serve)
     app.command("train")(train)
     app.command("tune")(tune)
