@@ -20,7 +20,8 @@ from hf_specdec import OnlineHead
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"common", "grpo_rollouts", "openai_client"})
+OTHERS = {"common", "grpo_rollouts", "openai_client", "ray_data", "ray_serve"}
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - OTHERS)
 PROMPT = "t1 t221 t106 t371 t387 t90 t32 t293"
 HEAD = TINY_TARGET.parent / "safeailab_eagle3"
 

@@ -10,6 +10,10 @@ from typing import Any
 from .errors import error_in_stream
 
 
+DONE = "data: [DONE]\n\n"
+"""The last event of a stream of a chat or completion."""
+
+
 def event(content: dict[str, Any]) -> str:
     """A server-sent event."""
     return f"data: {json.dumps(content)}\n\n"
@@ -27,7 +31,7 @@ async def until_done(events: Any) -> AsyncGenerator[str, None]:
                     yield text
         except Exception as error:
             yield event({"error": error_in_stream(error)})
-    yield "data: [DONE]\n\n"
+    yield DONE
 
 
 async def until_failed(events: Any) -> AsyncGenerator[str, None]:

@@ -110,7 +110,7 @@ def test_killed_several_times(job: tuple[Path, list[str]], tmp_path: Path) -> No
         counts.append(count(journal))
     assert counts == sorted(set(counts)), counts
     process = started(output, job)
-    assert process.wait(120) == 3
+    assert process.wait(400) == 3
     check(output, job)
     log = output.with_suffix(".log").read_text()
     assert log.count("The same command goes on.") == 1 and log.count("line 6: skipped. `max_tokens`") >= 1

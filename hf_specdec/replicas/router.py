@@ -1,0 +1,51 @@
+"""The choice of a replica, as Ray Serve asks for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .prefixes import PrefixTable
+
+
+class PrefixRouter(RequestRouter):
+    """
+    Sends a request to the replica that knows most of the beginning of its text; see `PrefixTable`. The first argument
+    of the request has the keys of its text.
+    """
+
+    def initialize_state(self, most_ahead: int = 8) -> None:
+        """
+        Args:
+            most_ahead (`int`, *optional*, defaults to 8): see `PrefixTable`.
+        """
+        self._table: PrefixTable[str] = PrefixTable(most_ahead)
+        self._loads: Counter[str] = Counter()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas by rank; Ray Serve takes the first that is not full."""
+        if pending_request is None:
+            return [candidate_replicas]
+        by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
+        ranked = self._table.ranked(pending_request.args[0], {name: self._loads[name] for name in by_name})
+        return [[by_name[name]] for name in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        self._loads[_name(replica_id)] += 1
+        self._table.add(pending_request.args[0], _name(replica_id))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._loads[_name(replica_id)] -= 1
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._table.forget(_name(replica_id))
+        del self._loads[_name(replica_id)]
+
+
+def _name(replica: ReplicaID) -> str:
+    return str(replica.unique_id)
