@@ -55,14 +55,10 @@ def generate_file(
     prompts: Annotated[
         Path,
         typer.Argument(
-            exists=True,
-            dir_okay=False,
             help='A .jsonl with {"prompt": …} or {"messages": […]} a line, and options as requests have them.',
         ),
     ],
-    output: Annotated[
-        Path, typer.Argument(dir_okay=False, help="The .jsonl of the answers. Given again, the run goes on.")
-    ],
+    output: Annotated[Path, typer.Argument(help="The .jsonl of the answers. Given again, the run goes on.")],
     target: TargetOption = None,
     draft: DraftOption = "ngram",
     tree: TreeOption = "default",

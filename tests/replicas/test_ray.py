@@ -23,9 +23,9 @@ from support.servers import metric, read
 
 
 pytestmark = pytest.mark.slow
-for package in ("fastapi", "openai", "prometheus_client", "ray.serve"):
+for package in ("fastapi", "prometheus_client", "ray.serve"):
     pytest.importorskip(package)
-import httpx  # noqa: E402
+openai = pytest.importorskip("openai")
 
 from hf_specdec.replicas.front import GONE  # noqa: E402
 
@@ -85,25 +85,24 @@ def expected(number: int) -> str:
     return trained_tokenizer().decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-async def whole(client: httpx.AsyncClient, number: int) -> str:
-    response = await client.post("/v1/completions", json=body(number))
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["text"]
+def client_of(address: str) -> Any:
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS)
 
 
-async def streamed(client: httpx.AsyncClient, number: int) -> tuple[str, str | None]:
+async def whole(client: Any, number: int) -> str:
+    answer = await client.completions.create(**body(number))
+    return answer.choices[0].text
+
+
+async def streamed(client: Any, number: int) -> tuple[str, str | None]:
     """The text of a stream, and the error that ends it."""
-    text, error, last = "", None, ""
-    async with client.stream("POST", "/v1/completions", json=body(number) | {"stream": True}) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                found = json.loads(line.removeprefix("data: "))
-                error = found["error"]["message"] if "error" in found else error
-                text += "".join(choice["text"] for choice in found.get("choices", ()))
-            last = line or last
-    assert last == "data: [DONE]"
-    return text, error
+    text = ""
+    try:
+        async for chunk in await client.completions.create(**body(number), stream=True):
+            text += "".join(choice.text for choice in chunk.choices)
+    except openai.APIError as error:
+        return text, error.message
+    return text, None
 
 
 def replicas_of(process: int) -> list[int]:
@@ -127,7 +126,7 @@ def test_a_replica_that_is_killed(served: tuple[str, int]) -> None:
     wholes, streams = range(12), range(12, 24)
 
     async def run() -> tuple[list[str], list[tuple[str, str | None]], list[str]]:
-        async with httpx.AsyncClient(base_url=address, timeout=SECONDS) as client:
+        async with client_of(address) as client:
             asked = [asyncio.ensure_future(whole(client, number)) for number in wholes]
             begun = [asyncio.ensure_future(streamed(client, number)) for number in streams]
             while not any(one.done() for one in (*asked, *begun)):
@@ -167,10 +166,9 @@ def test_texts_that_begin_alike_share_a_prefix_cache(served: tuple[str, int]) ->
     text = " ".join(f"t{number}" for number in range(1, 100))
 
     async def run() -> None:
-        async with httpx.AsyncClient(base_url=address, timeout=SECONDS) as client:
+        async with client_of(address) as client:
             for turn in range(6):
-                asked = body(0) | {"prompt": f"{text} t{turn}", "max_tokens": 4}
-                assert (await client.post("/v1/completions", json=asked)).status_code == 200
+                await client.completions.create(**body(0) | {"prompt": f"{text} t{turn}", "max_tokens": 4})
 
     before = metric(address, "vllm:prefix_cache_hits_total")
     asyncio.run(run())
