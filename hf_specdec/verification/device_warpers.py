@@ -156,7 +156,7 @@ _HIDDEN_BY: dict[type, Callable[[Any], list[Hidden]]] = {
 
 
 def _joined(hidden: list[Hidden]) -> list[Hidden]:
-    """The same with one entry for those of a token and a beginning: both minimum lengths hide the end tokens."""
+    """Hidden tokens, with one entry for those of a token and a beginning: both minimum lengths hide the end tokens."""
     ends: dict[tuple[int, int], int] = {}
     for token, first, end in hidden:
         ends[token, first] = max(ends.get((token, first), 0), end)

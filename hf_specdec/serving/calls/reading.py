@@ -29,7 +29,7 @@ class CallPiece:
 @dataclass(frozen=True)
 class Demanded:
     """
-    That an answer is calls, by a grammar.
+    Tool calls that a grammar makes of an answer.
 
     Args:
         keys (`tuple[str, str]`, *optional*): keys of the name and of the arguments, if a call is an object of JSON.
