@@ -48,7 +48,7 @@ class TokenLimits(Protocol):
         """The draft's logits at the root, `[batch, vocab]`."""
 
     def below(self, nodes: LevelNodes, logits: torch.Tensor) -> torch.Tensor:
-        """Those of the next level's nodes, `[batch, queries, vocab]`."""
+        """The draft's logits at the next level's nodes, `[batch, queries, vocab]`."""
 
 
 def attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:

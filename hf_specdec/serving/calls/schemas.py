@@ -7,7 +7,7 @@ from typing import Any
 
 
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""Of functions without parameters."""
+"""Arguments of functions without parameters."""
 
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
