@@ -127,4 +127,5 @@ class GrowingDraft(CapturedDraft):
 
     def _grown(self, root_logits: torch.Tensor, warp: Warp | None) -> DraftTree:
         assert self.tree is not None
-        return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
+        limits = self.rows.limits()
+        return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp, limits=limits)

@@ -203,7 +203,7 @@ class CapturedGemma(CapturedLastFeature):
         drafter.take_last(last)
         shift = 0 if rows.position_shift is None else rows.position_shift[0]
         root_logits = drafter.run_roots(rows.roots, (lengths + shift)[:, None])
-        return grow(tree, root_logits, drafter.run_level, tree.depth, warp)
+        return grow(tree, root_logits, drafter.run_level, tree.depth, warp, limits=rows.limits())
 
 
 class GemmaDrafting(LastFeatureDrafting):

@@ -278,13 +278,14 @@ class Engine:
         """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
         walk = outcome.walk
         self.num_steps += 1
-        for row, error in outcome.errors.items():
-            requests[row].fail(error, by_its_options=isinstance(error, Exception))
         for row, request in enumerate(requests):
             if row in outcome.left_out:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self.bookkeeping.append(request, tokens)
+            error = outcome.errors.get(row)
+            if error is not None and not request.is_over:
+                request.fail(error, by_its_options=isinstance(error, Exception))
             request.logprobs += outcome.logprobs.get(row, [])[:taken]
             if taken < len(tokens) and not self.runs_ahead:
                 self.target.cache.limit_states(request.table, taken)

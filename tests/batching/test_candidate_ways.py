@@ -141,8 +141,10 @@ def test_samples_are_the_target_s(steps: Steps, monkeypatch: pytest.MonkeyPatch)
 def test_best_tokens_verified_as_if_drawn_are_caught(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     grow = BlockDrafter.grow
 
-    def claims_to_draw(drafter: BlockDrafter, *asked: Any) -> DraftTree:
-        return dataclasses.replace(grow(drafter, *asked), tokens=grow(drafter, *asked[:3]).tokens, valid=None)
+    def claims_to_draw(drafter: BlockDrafter, *asked: Any, **limits: Any) -> DraftTree:
+        return dataclasses.replace(
+            grow(drafter, *asked, **limits), tokens=grow(drafter, *asked[:3]).tokens, valid=None
+        )
 
     monkeypatch.setattr(BlockDrafter, "grow", claims_to_draw)
     found = fit_of_calls(a_block_head("dflash"), rows=2_000)

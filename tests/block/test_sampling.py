@@ -92,8 +92,8 @@ def test_whole_steps(kind: str, method: str, steps: Steps) -> None:
 class ScoredByPosition(BlockDrafter):
     """Draws the children of a node given its token, and says that they came from the position's logits."""
 
-    def grow(self, tree: Any, root_logits: torch.Tensor, depth: int, warp: Any = None, noise: Any = None) -> Any:
-        draft = super().grow(tree, root_logits, depth, warp, noise)
+    def grow(self, tree: Any, root_logits: torch.Tensor, depth: int, warp: Any = None, *drawing: Any) -> Any:
+        draft = super().grow(tree, root_logits, depth, warp, *drawing)
         level = draft.topology.depths.expand(len(draft.tokens), -1).clamp(max=self.all_logits.shape[1] - 1)
         index = draft.score_index.expand(len(draft.tokens), -1)
         scores = draft.scores.clone()

@@ -1,4 +1,7 @@
-"""Rows with a grammar in whole steps on the device: the host takes tokens up to the first that is not allowed."""
+"""
+Rows with a grammar in whole steps on the device: tokens that it asks for are forced, and the host takes tokens up to
+the first that is not allowed.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,32 @@ from support.sampling import LENGTH, PROMPT, TREE, VOCAB, a_draft, a_head, sampl
 from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessorList
 
-from hf_specdec import DynamicTree, SpeculativeConfig
+from hf_specdec import DynamicTree, SpeculativeConfig, last_metrics
 from hf_specdec.engine.captured import constraining
+from hf_specdec.engine.captured.forcing import force
+from hf_specdec.grammar import GrammarMask
+from hf_specdec.trees import Topology
 
 
 ROWS, END = 500, 2
+FORCED = LLMatcher.grammar_from_regex("[ab]bca[abc]{8,}")
+"""Tokens that the grammar asks for, after the first one: `bc` or `b`, and what is left of `bca`."""
 GRAMMAR = LLMatcher.grammar_from_regex("(a|b|ca)[abc](bca|cab)?[abc]{8,}")
 LINES = LLMatcher.grammar_from_regex(r"start[a-m]{2,9}( (aa|bb|zz)[a-f]{0,3}end){2,4}\.")
 
 
 @cache
-def expected() -> torch.Tensor:
-    mask = NaiveMask(GRAMMAR, small_tokenizer(), PROMPT["input_ids"].shape[1], [0], VOCAB)
+def expected(grammar: str) -> torch.Tensor:
+    mask = NaiveMask(grammar, small_tokenizer(), PROMPT["input_ids"].shape[1], [0], VOCAB)
     return enumerate_tokens(
         the_target(), PROMPT, LENGTH, logits_processor=LogitsProcessorList([mask]), temperature=0.8
     )
 
 
-def sampled(config: SpeculativeConfig, assistant: Any) -> Fit:
-    target, options = copy.deepcopy(the_target()).float(), {"grammar": GRAMMAR, "tokenizer": small_tokenizer()}
-    return fit(sampled_tokens(target, assistant.float(), config, ROWS, temperature=0.8, **options), expected())
+def sampled(config: SpeculativeConfig, assistant: Any, grammar: str = GRAMMAR) -> Fit:
+    target, options = copy.deepcopy(the_target()).float(), {"grammar": grammar, "tokenizer": small_tokenizer()}
+    found = sampled_tokens(target, assistant.float(), config, ROWS, temperature=0.8, **options)
+    return fit(found, expected(grammar))
 
 
 @pytest.mark.parametrize("method", ["target", "auto"])
@@ -51,6 +60,45 @@ def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyP
     if method == "auto":
         monkeypatch.setattr(constraining, "choose", lambda scores, do_sample: scores.argmax(dim=-1))
         assert sampled(config, copy.deepcopy(a_draft("noisy"))).p_value < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("tree", [TREE, DynamicTree(depth=2, top_k=2, num_nodes=4)], ids=["static", "dynamic"])
+def test_the_distribution_with_forced_tokens(tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn by a head that lacks some tokens. A wrong version forces what may also be otherwise, and does not fit."""
+    config = SpeculativeConfig(tree=tree, cuda_graphs=True)
+    found = sampled(config, copy.deepcopy(a_head(6)), FORCED)
+    assert steps.replays > 0
+    assert found.p_value > SIGNIFICANCE, found
+    if isinstance(tree, DynamicTree):
+        forced = GrammarMask.forced
+        monkeypatch.setattr(GrammarMask, "forced", lambda *args: forced(*args) or [1])
+        assert sampled(config, copy.deepcopy(a_head(6)), FORCED).p_value < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_forced_logits(is_static: bool) -> None:
+    """Against a walk down the chain, node by node, of rows with chains of all lengths."""
+    draw = torch.Generator().manual_seed(3)
+    rows, vocab = 40, 3
+    if is_static:
+        topology = Topology.of_tree(TREE, torch.device("cpu"))
+    else:
+        parents = [torch.randint(0, max(node, 1), (rows, 1), generator=draw) for node in range(12)]
+        topology = Topology.of_parents(torch.cat(parents, dim=1), 11)
+    count = topology.parents.shape[1]
+    tokens = torch.randint(-1, vocab, (rows, count), generator=draw)
+    logits = torch.randn(rows, count, vocab, generator=draw)
+    forced = torch.randint(0, vocab, (rows, topology.depth + 1), generator=draw)
+    forced = forced.masked_fill(torch.arange(topology.depth + 1) >= torch.arange(rows)[:, None] % 5, -1)
+    expected = logits.clone()
+    for row, chain in enumerate(forced.tolist()):
+        nodes, parents = {0}, topology.parents[row if topology.rows > 1 else 0].tolist()
+        for token in [token for token in chain if token >= 0]:
+            for node in sorted(nodes)[:1]:  # of two alike, a walk takes the first
+                expected[row, node, [other for other in range(vocab) if other != token]] = -torch.inf
+            nodes = {n for n in range(1, count) if parents[n] in nodes and int(tokens[row, n]) == token}
+    highest = force(logits, logits.amax(dim=-1), forced, tokens, topology)
+    assert torch.equal(logits, expected) and torch.equal(highest, expected.amax(dim=-1))
 
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
@@ -68,6 +116,8 @@ def test_greedy_calls(kind: str, tree: Any, steps: Steps) -> None:
     found = target.generate(**inputs, **options, assistant_model=draft, tree=tree)
     assert torch.equal(found, alone)
     assert steps.replays > 4
+    if grammar == LINES:  # `start` and more
+        assert min(of_row[0] for of_row in last_metrics().accepted_per_step) >= 3
 
 
 def test_requests_beside_others(steps: Steps) -> None:

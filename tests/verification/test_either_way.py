@@ -77,8 +77,8 @@ def test_the_distribution_is_the_target_s(kind: str, ways: list[bool]) -> None:
 class ClaimsToDraw(Unseeded):
     """Fills trees with the best tokens, and has them verified as if they had been drawn."""
 
-    def grow(self, tree: Any, root_logits: torch.Tensor, depth: int, warp: Any = None, noise: Any = None) -> Any:
-        draft = super().grow(tree, root_logits, depth, self.request._warp, noise)
+    def grow(self, tree: Any, root_logits: torch.Tensor, depth: int, warp: Any = None, *drawing: Any) -> Any:
+        draft = super().grow(tree, root_logits, depth, self.request._warp, *drawing)
         draft.tokens, draft.valid = super().grow(tree, root_logits, depth).tokens, None
         return draft
 

@@ -55,7 +55,8 @@ class CapturedFeatures(GrowingDraft):
         if self._likeliest is not None:  # before any child is drawn
             self.told = told = drafter.confidence(root_logits, rows.roots, is_quick=True).nan_to_num()
             chances = told_chances(told, self._learnt, *self._trust)
-        draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp)
+        limits = rows.limits(drafter.target_ids, drafter.request.vocab_size)
+        draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp, limits=limits)
         if self._likeliest is not None and chances is not None:
             draft = self._likeliest.of(draft, chances)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)

@@ -19,27 +19,30 @@ def has_grammar(requests: Iterable[Request]) -> bool:
     return any(request.options.grammar is not None for request in requests)
 
 
-def constrained(request: Request, tokens: list[int], logits_at: Callable[[int], torch.Tensor]) -> list[int]:
+def constrained(
+    request: Request, tokens: list[int], logits_at: Callable[[int], torch.Tensor]
+) -> tuple[list[int], ValueError | None]:
     """
-    The new tokens that a request takes from a captured step.
+    The new tokens that a request takes from a captured step; and an error after them, if no token of the vocabulary
+    continues the text, or none that does has a score.
 
     Args:
         request (`Request`): before the step.
         tokens (`list[int]`): the tokens that the step has chosen.
         logits_at (`Callable[[int], torch.Tensor]`): logits from which a token was chosen, `[vocab]`, by its number.
-
-    Raises:
-        ValueError: if no token of the vocabulary continues the text, or none that does has a score.
     """
     mask = request.options.grammar
     if mask is None:
-        return tokens
-    count = mask.num_allowed(request.new_tokens, tokens)
-    if count == len(tokens):
-        return tokens
-    kept, logits = tokens[:count], logits_at(count)[None].float()
-    ids = torch.tensor([request.tokens + kept], device=logits.device)
-    scores = request.options.processors(ids, logits)
-    if not scores.amax().isfinite():
-        raise ValueError(NOTHING_TO_CHOOSE)
-    return [*kept, int(choose(scores, request.options.do_sample))]
+        return tokens, None
+    kept = list[int]()
+    try:
+        count = mask.num_allowed(request.new_tokens, tokens)
+        if count == len(tokens):
+            return tokens, None
+        kept, logits = tokens[:count], logits_at(count)[None].float()
+        scores = request.options.processors(torch.tensor([request.tokens + kept], device=logits.device), logits)
+        if not scores.amax().isfinite():
+            raise ValueError(NOTHING_TO_CHOOSE)
+    except ValueError as unsatisfied:
+        return kept, unsatisfied
+    return [*kept, int(choose(scores, request.options.do_sample))], None

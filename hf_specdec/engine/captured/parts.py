@@ -118,7 +118,8 @@ class Outcome:
         drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
         features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
             `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
-        errors (`dict`): errors of the rows that fail: messages, or exceptions that their own options have raised.
+        errors (`dict`): errors of the rows that fail after their tokens: messages, or exceptions that their own
+            options have raised.
         spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
             tokens.
         left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
@@ -164,18 +165,16 @@ class Outcome:
                     self.left_with_nan.add(row)
                 continue
             path, tokens = rest[:new], rest[new : 2 * new]
-            error = error_of(accepted, is_nan)
+            error: str | Exception | None = error_of(accepted, is_nan)
             if is_nan and row in were_drafted:
                 self.spoiled[row] = drafted
                 continue
+            found = list[int]()
+            if error is None:
+                own = tokens[: accepted + 1]
+                found, error = constrained(part.requests[row], own, partial(part.step.logits_at, place))
             if error is not None:
                 self.errors[row] = error
-            found = tokens[: max(accepted, 0) + 1]
-            if error is None:
-                try:
-                    found = constrained(part.requests[row], found, partial(part.step.logits_at, place))
-                except ValueError as unsatisfied:  # no token continues the text
-                    self.errors[row] = unsatisfied
             self.walk.paths[row] = path[1 : len(found)]
             self.walk.tokens[row] = found
             if logprobs is not None:
@@ -183,7 +182,7 @@ class Outcome:
             if row in were_drafted:
                 self.drafted[row] = drafted
                 if part.reports_ranks and accepted >= 0:
-                    self.told[row] = read_told(rest[told], new - 1, len(found) - 1, part.shapes)
+                    self.told[row] = read_told(rest[told], new - 1, max(len(found) - 1, 0), part.shapes)
         if part.draws:
             overlaps = {row: of_row[3 + told.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)

@@ -89,7 +89,7 @@ class Processing:
     def of(
         cls, rows: InFlightRows, kinds: Collection[str], by_kernels: Collection[str] = KERNEL_FILTERS
     ) -> Processing:
-        """The processing of a step's rows, with the `kinds` of `Warpers.kinds`, the temperature and some `KERNEL_FILTERS`."""
+        """The processing of a step's rows: these `Warpers.kinds`, the temperature, and some `KERNEL_FILTERS`."""
         names = {"temperature", *by_kernels, *kinds, *(PENALTY_VALUES if PENALTIES in kinds else ())}
         values = {name: value for name, value in rows.warpers.items() if name in names}
         hidden = rows.hidden if HIDDEN_TOKENS in kinds else None

@@ -17,6 +17,7 @@ from ...verification import Verifier
 from ...verification.choosing import uniform
 from ...verification.device_warpers import INTEGERS, NONE, Hidden, Warpers
 from ..request import Request
+from .forcing import ForcedLimits
 
 
 REALS = ({*NONE} - {*INTEGERS}) | {"draft_temperature"}
@@ -132,6 +133,7 @@ class InFlightRows:
             "numbers_from": (rows,),
             "numbers": (rows, 2 * new),
             "position_shifts": (rows, size.axes),
+            "forced": (rows, new),
             "tables": (rows, size.blocks),
             **dict.fromkeys(_HIDDEN, (rows, most_hidden)),
         }
@@ -190,6 +192,10 @@ class InFlightRows:
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
         self.adapters: torch.Tensor = on_device["adapters"]
         """Number of each row's adapter, `[rows]` int64; see `RequestAdapters.index`."""
+        self.forced: torch.Tensor = on_device["forced"]
+        """Tokens that the grammar of each row asks for after its root, padded with -1, `[rows, depth + 1]` int64."""
+        self.has_grammars = False
+        """Whether rows may have a grammar."""
         self._position_shifts: torch.Tensor = on_device["position_shifts"]
         self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
         self._depths = torch.arange(new, device=device)
@@ -205,7 +211,7 @@ class InFlightRows:
         for name, without in NONE.items():
             host[name][first:] = without
         host["places"][first:] = PendingFeatures.DUMMY
-        for name in ("state_slots", "draft_slots"):
+        for name in ("state_slots", "draft_slots", "forced"):
             host[name][first:] = -1
         host["slots"][first:] = self._trash_slot
         for name in ("counts", "draft_temperature"):
@@ -245,12 +251,23 @@ class InFlightRows:
                 host["tail"][row, : len(tail)] = tail
         if self.texts.shape[1] > 0:
             self._load_texts(requests)
+        if self.has_grammars:
+            self._load_forced(requests)
         host["numbers"][:number] = -1.0
         self._load_numbers(requests)
         host["numbers_from"][:number] = host["lengths"][:number]
         self._load_tables(requests)
         self._clear(number)
         self._copy_from(0)
+
+    def _load_forced(self, requests: list[Request]) -> None:
+        """Stages what grammars ask for; the tokens that runs on their way may add are not known."""
+        forced = self._host["forced"]
+        forced[: len(requests)] = -1
+        for row, request in enumerate(requests):
+            mask = request.options.grammar
+            chain = [] if mask is None else mask.forced(request.new_tokens, [], forced.shape[1])
+            forced[row, : len(chain)] = chain
 
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """
@@ -360,6 +377,20 @@ class InFlightRows:
         # Rows without a seed may be anywhere.
         offsets = (self.lengths - self._numbers_from).clamp(max=self.size.depth + 1)
         return self._numbers.gather(1, offsets[:, None] + self._depths)
+
+    def limits(self, token_ids: torch.Tensor | None = None, vocab_size: int = 0) -> ForcedLimits | None:
+        """
+        What hides other tokens from a draft's logits where one is asked for; None where no row has a grammar.
+
+        Args:
+            token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the target's token of each of the
+                draft's, of a vocabulary of `vocab_size`.
+        """
+        if not self.has_grammars:
+            return None
+        from hf_specdec_kernels import draft_columns
+
+        return ForcedLimits(self.forced, None if token_ids is None else draft_columns(token_ids, vocab_size))
 
     @property
     def roots(self) -> torch.Tensor:

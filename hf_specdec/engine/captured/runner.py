@@ -262,7 +262,7 @@ class DeviceSteps:
             processing=processing_of(part.own),
             shapes=part.shapes,
             reports_ranks=part.reports_ranks,
-            keeps_logits=has_grammar(part.own),
+            has_grammars=has_grammar(part.own),
             reads=bool(part.reading),
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,

@@ -15,6 +15,7 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from ...verification.log_probabilities import MOST_BEST
 from .captured import CapturedStep
+from .forcing import force
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun
 from .reports import Reports
 from .reshaping import num_columns, offered_columns, told_columns
@@ -42,7 +43,8 @@ class StepKind:
         processing (`frozenset[str]`): what rows do beside temperature, top-k and top-p; see `Warpers.kinds`.
         shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
-        keeps_logits (`bool`): whether the logits of the accepted path are kept, for rows with a grammar.
+        has_grammars (`bool`): whether rows may have a grammar: tokens that it asks for are forced, and the logits of
+            the accepted path are kept.
         reads (`bool`): whether an EAGLE head reads pending features, without a tree.
         compiles (`bool`): whether forwards are compiled before the capture.
         compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
@@ -58,7 +60,7 @@ class StepKind:
     processing: frozenset[str] = frozenset()
     shapes: bool = False
     reports_ranks: bool = False
-    keeps_logits: bool = False
+    has_grammars: bool = False
     reads: bool = False
     compiles: bool = False
     compiles_whole: bool = False
@@ -104,6 +106,7 @@ class InFlightStep(CapturedStep):
         kind, size = key
         super().__init__(target, drafting, size, kind.processing)
         self.kind, device = kind, target.device
+        self.rows.has_grammars = kind.has_grammars
         self.draft: CapturedDraft = NoDraft(self.rows)
         if kind.reads or kind.tree is not None:
             assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
@@ -177,10 +180,14 @@ class InFlightStep(CapturedStep):
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
+        highest = logits.amax(dim=-1)
+        is_nan = rows_with_nan(logits, highest)
+        if self.kind.has_grammars:
+            highest = force(logits, highest, rows.forced, walked, topology)
         path, accepted, next_tokens, chosen_from = self._walks.walk(logits, draft, walked)
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
-        if self.kind.keeps_logits:
+        if self.kind.has_grammars:
             of_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2])) if depth > 0 else logits
             if not self._logits:
                 self._logits.append(torch.empty_like(of_path))
@@ -188,8 +195,6 @@ class InFlightStep(CapturedStep):
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
         if self._logprobs is not None:
             self._logprobs.note(logits, path, new)
-        highest = logits.amax(dim=-1)
-        is_nan = rows_with_nan(logits, highest)
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
             if self._store is not None:
