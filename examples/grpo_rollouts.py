@@ -23,7 +23,7 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 import hf_specdec
-from hf_specdec.benchmarking.prompts import built_in
+from hf_specdec.benchmarking import prompts as prompt_sets
 
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
@@ -86,7 +86,7 @@ class Watch(TrainerCallback):
 def data(tokenizer: Any, repeats: int) -> Any:
     from datasets import Dataset
 
-    prompts: list[Any] = [prompt.text for prompt in built_in()]
+    prompts: list[Any] = [prompt.text for prompt in prompt_sets.built_in()]
     if tokenizer.chat_template:
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return Dataset.from_dict({"prompt": prompts * repeats})
