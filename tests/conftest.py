@@ -104,6 +104,7 @@ ANY_VERSION = (
     "generation/test_metrics.py",
     "graphs",
     "kernels",
+    "rl",
     "serving/test_contexts.py",
     "serving/test_ends_of_servers.py",
     "serving/test_engine.py",

@@ -65,12 +65,7 @@ def moved(model: PreTrainedModel) -> None:
         weight.data = -weight.data
 
 
-def by_data(model: PreTrainedModel) -> None:
-    for weight in model.parameters():
-        weight.data.neg_()
-
-
-@pytest.mark.parametrize("change", [a_step, moved, by_data])
+@pytest.mark.parametrize("change", [a_step, moved])
 def test_texts_are_those_of_the_policy_as_it_is_now(
     change: Callable[[PreTrainedModel], None], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
