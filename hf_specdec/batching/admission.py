@@ -196,6 +196,7 @@ class Admission:
                 adapter,
                 priority,
             )
+            _ = how.device_warpers  # here, and not in the thread of steps, tokens are read from the device
         self._check_fits(request)
         return request
 
