@@ -56,4 +56,4 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
         fresh = InFlightRows(size, torch.device("cpu"), 0, most_hidden=MOST_HIDDEN)
         for one in (rows, fresh):
             one.load(loaded, values)
-        assert torch.equal(rows._on_device, fresh._on_device)
+        assert torch.equal(rows._buffer._on_device, fresh._buffer._on_device)

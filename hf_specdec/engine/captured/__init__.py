@@ -3,7 +3,7 @@ Captured steps: whole steps of requests, be they the rows of a `generate` call o
 CUDA graph. A graph has the draft's catching up and its trees, the target's forward, the walk and the commit; the host
 loads the rows and reads the report.
 
-- `rows`: the inputs of a captured step, per row; `values`: what they are loaded with.
+- `rows`: the inputs of a captured step, per row; `row_buffer`: their memory; `values`: what they are loaded with.
 - `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from;
   `processing`: what rows' processors do with the logits of both.
 - `captured`: the base class of captured steps.

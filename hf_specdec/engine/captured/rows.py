@@ -1,4 +1,4 @@
-"""Inputs of a captured step per row, in one buffer that is copied to the device at once."""
+"""Inputs of a captured step per row."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ...verification.choosing import uniform
 from ...verification.device_warpers import INTEGERS, NONE, Hidden, Warpers
 from ..request import Request
 from .forcing import ForcedLimits
+from .row_buffer import RowBuffer
 
 
-REALS = ({*NONE} - {*INTEGERS}) | {"draft_temperature"}
-"""Values of a row that are float32."""
+DTYPES = dict.fromkeys(({*NONE} - {*INTEGERS}) | {"draft_temperature"}, torch.float32) | {"numbers": torch.float64}
+"""Dtypes of a row's values that are not int64."""
 _HIDDEN = dict(zip(("hidden_tokens", "hidden_from", "hidden_until"), Hidden._fields, strict=True))
 
 
@@ -123,7 +124,7 @@ class InFlightRows:
             "tail": (rows, size.lag),
             "texts": (rows, text_length),
         }
-        shapes = moving | {
+        fixed = {
             "kinds": (rows,),
             "places": (rows,),
             "slot_steps": (rows,),
@@ -137,22 +138,8 @@ class InFlightRows:
             "tables": (rows, size.blocks),
             **dict.fromkeys(_HIDDEN, (rows, most_hidden)),
         }
-        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-        pinned = device.type == "cuda"
-        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, device="cpu", pin_memory=pinned)
-        self._on_device = torch.zeros_like(self._staged, device=device)
-        self._was_copied = torch.cuda.Event() if device.type == "cuda" else None
-        self._first_fixed = sum(sizes[name] for name in moving)
-        """Place in the buffer of the first value that `advance` does not change."""
-        staged, on_device, start = {}, {}, 0
-        for name, shape in shapes.items():
-            part = slice(start, start + sizes[name])
-            # Half of a float32's place is not used: all values lie in one buffer of int64.
-            dtype = {"numbers": torch.float64}.get(name, torch.float32 if name in REALS else torch.int64)
-            staged[name] = self._staged[part].view(dtype)[: sizes[name]].view(shape).numpy()
-            on_device[name] = self._on_device[part].view(dtype)[: sizes[name]].view(shape)
-            start = part.stop
-        self._host = staged
+        self._buffer = RowBuffer(moving, fixed, DTYPES, device)
+        self._host, on_device = self._buffer.host, self._buffer.device
         self._loaded: list[tuple[BlockTable, int]] = []
         """Block table of each row as last loaded, with its `num_changes` at that time."""
         self.lengths: torch.Tensor = on_device["lengths"]
@@ -233,8 +220,7 @@ class InFlightRows:
         counts`, and its tail begins at its start and is filled with as many tokens as it has room for. `state_slots`
         are the slots of the rows' states, if the target has any.
         """
-        if self._was_copied is not None:
-            self._was_copied.synchronize()  # the last copy has left the staging buffer
+        self._buffer.wait()
         host, number, counts = self._host, len(requests), values.counts
         if starts is None:
             starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
@@ -258,7 +244,7 @@ class InFlightRows:
         host["numbers_from"][:number] = host["lengths"][:number]
         self._load_tables(requests)
         self._clear(number)
-        self._copy_from(0)
+        self._buffer.copy()
 
     def _load_forced(self, requests: list[Request]) -> None:
         """Stages what grammars ask for; the tokens that runs on their way may add are not known."""
@@ -274,20 +260,13 @@ class InFlightRows:
         Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
         another run of the step: block tables, draft temperatures, and the random numbers of seeds.
         """
-        if self._was_copied is not None:
-            self._was_copied.synchronize()
+        self._buffer.wait()
         before = self._host["draft_temperature"][: len(requests)]
         have_changed = [not np.array_equal(before, np.asarray(draft_temperature, dtype=before.dtype))]
         have_changed += [self._load_tables(requests), self._load_numbers(requests)]
         if any(have_changed):
             before[:] = draft_temperature
-            self._copy_from(self._first_fixed)
-
-    def _copy_from(self, first: int) -> None:
-        """Copies the staged values from the place `first` on to the device."""
-        self._on_device[first:].copy_(self._staged[first:], non_blocking=True)
-        if self._was_copied is not None:
-            self._was_copied.record()
+            self._buffer.copy(moving=False)
 
     def _load_numbers(self, requests: list[Request]) -> bool:
         """
@@ -304,12 +283,13 @@ class InFlightRows:
         return has_any
 
     def _load_texts(self, requests: list[Request]) -> None:
-        """Stages the tokens of texts, of those that have been in the same row the new ones alone."""
-        before, self._texts = self._texts, [(request.table, request.length) for request in requests]
-        for row, request in enumerate(requests):
+        """Stages the tokens of texts up to their lengths, of those that have been in the same row the new ones."""
+        before, ends = self._texts, self._host["lengths"][: len(requests)].tolist()
+        self._texts = [(request.table, end) for request, end in zip(requests, ends, strict=True)]
+        for row, (request, end) in enumerate(zip(requests, ends, strict=True)):
             is_known = row < len(before) and before[row][0] is request.table
             first = before[row][1] - 1 if is_known else 0
-            self._host["texts"][row, first : request.length] = request.tokens[first:]
+            self._host["texts"][row, first:end] = request.tokens[first:end]
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
