@@ -104,7 +104,7 @@ class PrefixCache:
             insort(self._readers.setdefault(key, []), request, key=PRIORITY)
         if request.length == len(request.prompt):  # it was not preempted
             self.num_queried += request.length
-            self.num_hit += self._cache.length_of(request.table)
+            self._count_hits(request, self._cache.length_of(request.table))
 
     def waits(self, request: Request) -> bool:
         """
@@ -118,7 +118,7 @@ class PrefixCache:
         self._take_what_was_read(request)
         length = self._cache.length_of(table)
         if request.length == len(request.prompt):
-            self.num_hit += length - before
+            self._count_hits(request, length - before)
         if length > self._num_shared(request):
             return False
         key = self._next_key(request)
@@ -134,6 +134,11 @@ class PrefixCache:
             self._equal.take(request, reader)
         elif key is not None and self._pool.find(key) is not None:
             self._take(request)
+
+    def _count_hits(self, request: Request, count: int) -> None:
+        """Counts tokens of a prompt that were found here."""
+        self.num_hit += count
+        request.num_cached += count
 
     def _next_key(self, request: Request) -> bytes | None:
         """The key of the first block that a request does not share; for the one with its last token, of its text."""

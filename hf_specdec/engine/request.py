@@ -46,12 +46,14 @@ class SpeculativeGenerationOutput(GenerationOutput):
         fails_by_its_options (`bool`): whether one of the request's processors or criteria has raised the `error`.
         top_logprobs (`list[list[tuple[int, float]]]`): for every generated token the best tokens in its place with
             their log-probabilities, the best first; empty unless asked for. (`logprobs` are those of the tokens.)
+        num_cached_tokens (`int`): tokens of the prompt that were not read, since their K/V were in the prefix cache.
     """
 
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     finish_reason: FinishReason | None = None
     fails_by_its_options: bool = False
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +190,8 @@ class Request:
         self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
         self._fails_at_its_end = self.max_length < asked
         self.table = BlockTable()
+        self.num_cached = 0
+        """Tokens of the prompt that the prefix cache had."""
         self.block_keys: list[bytes] = []
         """Keys of the text's full blocks so far; see `PrefixCache`."""
         self.error: str | None = None
@@ -319,4 +323,5 @@ class Request:
             finish_reason=self.finish_reason,
             fails_by_its_options=self.fails_by_its_options,
             top_logprobs=[one.best for one in self.logprobs] if asked is not None and asked.best else [],
+            num_cached_tokens=self.num_cached,
         )

@@ -13,10 +13,7 @@ from fastapi.responses import JSONResponse
 from .generation import OneRequest, asked_for
 from .stream_ends import event
 from .tokenising import Later
-
-
-_USAGE = '"usage":{'
-"""Is in no chunk but the last of a text: within a string, its quotes would be escaped."""
+from .usage import IN_TEXT, summed_usage
 
 
 def begin_all(prompts: list[tuple[Later, list[Any]]], per_prompt: int) -> list[Any]:
@@ -88,7 +85,7 @@ def one_answer(answers: list[JSONResponse], per_prompt: int) -> JSONResponse:
     """
     found = [json.loads(bytes(answer.body)) for answer in answers]
     choices = [one["choices"][0] | {"index": number} for number, one in enumerate(found)]
-    usage = _sum_of([one["usage"] for one in found], per_prompt)
+    usage = summed_usage([one["usage"] for one in found], per_prompt)
     return JSONResponse(found[0] | {"choices": choices, "usage": usage})
 
 
@@ -108,7 +105,7 @@ async def one_stream(
     first: dict[str, Any] = {}
     async with aclosing(_as_they_come(streams)) as texts:
         async for number, text in texts:
-            if len(streams) == 1 and _USAGE not in text and (first or not include_usage):
+            if len(streams) == 1 and IN_TEXT not in text and (first or not include_usage):
                 yield text
                 continue
             if not text:
@@ -119,11 +116,11 @@ async def one_stream(
                 chunk["id"], chunk["choices"][0]["index"] = first["id"], number
                 usages[number] = chunk.pop("usage", None) or usages[number]
             if include_usage is None and all(usages):
-                chunks[-1]["usage"] = _sum_of(usages, per_prompt)
+                chunks[-1]["usage"] = summed_usage(usages, per_prompt)
             yield "".join(map(event, chunks))
     if include_usage and first:
         kept = {name: value for name, value in first.items() if name not in ("choices", "usage")}
-        yield event(kept | {"choices": [], "usage": _sum_of(usages, per_prompt)})
+        yield event(kept | {"choices": [], "usage": summed_usage(usages, per_prompt)})
 
 
 async def _as_they_come(streams: list[Any]) -> AsyncGenerator[tuple[int, str], None]:
@@ -159,10 +156,3 @@ async def _as_they_come(streams: list[Any]) -> AsyncGenerator[tuple[int, str], N
             task.cancel()
         if left:
             cancel_all()
-
-
-def _sum_of(usages: list[dict[str, Any]], per_prompt: int) -> dict[str, Any]:
-    """The usage of several texts: the tokens of each prompt count once."""
-    prompt = sum(one["prompt_tokens"] for one in usages[::per_prompt])
-    new = sum(one["completion_tokens"] for one in usages)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

@@ -81,7 +81,7 @@ class Generation(BaseGenerateManager):
         self._engine, self._work, self._logprobs_mode = engine, work or WorkPool(), logprobs_mode
         self._tokens: list[int] | None = None
         self.result: SpeculativeGenerationOutput | None = None
-        """The result of `generate`."""
+        """The last result so far."""
         self.scored: ScoredQueue | None = None
         """What `generate_streaming` returns, if log-probabilities are asked for."""
 
@@ -107,7 +107,12 @@ class Generation(BaseGenerateManager):
         pieces = pieces_of(own, gen_config, response_parser)
         stream = AnswerStream(pieces, request.cancel, self._work, logprobs)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
-        request.register_result_handler(request.request_id, stream.take)
+
+        def take(output: SpeculativeGenerationOutput) -> None:
+            self.result = output
+            stream.take(output)
+
+        request.register_result_handler(request.request_id, take)
         merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
         parts: Any = TrimmedQueue(merged, ends) if ends else merged
         if logprobs is not None:

@@ -56,10 +56,8 @@ class Chats(TokenisedElsewhere, OwnRequests, ScoredChoices, QuickChunks, _CallCh
     _body = BODIES["/v1/chat/completions"]
     _streams_calls = True
 
-    def _of_demanded(self, answer: JSONResponse, is_cut: bool) -> JSONResponse:
-        found = json.loads(bytes(answer.body))
-        found["choices"][0]["finish_reason"] = "length" if is_cut else "stop"
-        return JSONResponse(found)
+    def _mark_demanded(self, answer: dict[str, Any], is_cut: bool) -> None:
+        answer["choices"][0]["finish_reason"] = "length" if is_cut else "stop"
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         body = super()._checked(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -21,10 +22,10 @@ from .errors import RequestRefused, refusing
 from .generation import Generation, asked_for
 from .one_model import OneModel
 from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of
-from .scored_answers import scored_answer
 from .stream_ends import until_done
 from .timeouts import Deadline
 from .tokenising import Later, PromptMaker
+from .usage import add_details, num_reasoning, with_details
 from .work_pool import at_once
 
 
@@ -47,6 +48,8 @@ class OwnRequests:
     """Ends the events of a stream as OpenAI's clients expect it."""
     _has_parts = True
     """Whether answers have parts by the model's response template."""
+    _with_logprobs: Any
+    """Adds log-probabilities to an answer."""
     _streams_calls = False
     """Whether streams can have pieces of calls."""
 
@@ -183,27 +186,45 @@ class OwnRequests:
         inputs = next(one for one in given if isinstance(one, Mapping) and "input_ids" in one)
         number = await generation.generate(inputs, config, request_id)
 
-        def answer() -> Any:
+        def answer() -> JSONResponse:
             """Decodes and parses the text, and writes its JSON."""
-            found = at_once(
-                handler._non_streaming(request_id, model, ParsedAnswers(tokenizer, config), *args, **options)
+            parsed = ParsedAnswers(tokenizer, config)
+            found = json.loads(
+                bytes(at_once(handler._non_streaming(request_id, model, parsed, *args, **options)).body)
             )
+            add_details(found, *self._details(generation, inputs["input_ids"], tokenizer))
             if own.demanded is not None and (is_cut(config) or own.demanded.is_named):
-                found = self._of_demanded(found, is_cut(config))
-            if best_asked(config) is None or generation.result is None:
-                return found
-            has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
-            has_parts = has_parts and may_have_parts(config)
-            logprobs = answer_logprobs(tokenizer, config, has_parts)
-            logprobs.add_all(generation.result)
-            logprobs.end(is_cut(config))
-            return scored_answer(self, found, logprobs.take())
+                self._mark_demanded(found, is_cut(config))
+            if best_asked(config) is not None and generation.result is not None:
+                has_parts = self._has_parts and get_response_template(tokenizer, model) is not None
+                logprobs = answer_logprobs(tokenizer, config, has_parts and may_have_parts(config))
+                logprobs.add_all(generation.result)
+                logprobs.end(is_cut(config))
+                found = self._with_logprobs(found, logprobs.take())
+            return JSONResponse(found)
 
         return await self.model_manager.work.run(answer, num_tokens=number)
 
-    def _of_demanded(self, answer: JSONResponse, is_cut: bool) -> JSONResponse:
-        """An answer with a call that is cut, or of a function that the request has named."""
-        return answer
+    def _streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> StreamingResponse:
+        handler: Any = super()  # of the handler with this mixin
+        response: StreamingResponse = handler._streaming(request_id, model, tokenizer, *args, **options)
+        given = [*args, *options.values()]
+        generation = next(one for one in given if isinstance(one, Generation))
+        inputs = next(one for one in given if isinstance(one, Mapping) and "input_ids" in one)
+        details = partial(self._details, generation, inputs["input_ids"], tokenizer)
+        response.body_iterator = with_details(response.body_iterator, details)
+        return response
+
+    def _details(self, generation: Generation, prompt: list[int], tokenizer: Any) -> tuple[int, int]:
+        """How many tokens of a prompt were cached, and how many of the answer are reasoning."""
+        if generation.result is None:
+            return 0, 0
+        reasoning = self.model_manager.reasoning if self._has_parts else None
+        tokens = generation.result.generated_tokens
+        return generation.result.num_cached_tokens, num_reasoning(reasoning, prompt, tokens, tokenizer)
+
+    def _mark_demanded(self, answer: dict[str, Any], is_cut: bool) -> None:
+        """Says of an answer that its last call is cut, or that the request has named its function."""
 
 
 def config_in(arguments: tuple[Any, ...]) -> GenerationConfig:

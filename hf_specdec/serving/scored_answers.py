@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import ReasoningText
 
@@ -144,8 +144,3 @@ def _scored_event(text: str, queue: ScoredQueue, said: list[dict[str, Any]]) -> 
         case _:
             return text
     return f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
-
-
-def scored_answer(handler: Any, answer: JSONResponse, tokens: list[ScoredToken]) -> JSONResponse:
-    """An unstreamed answer with log-probabilities, in the form of its route's handler."""
-    return JSONResponse(handler._with_logprobs(json.loads(bytes(answer.body)), tokens))

@@ -21,7 +21,7 @@ from transformers import GenerationConfig  # noqa: E402
 from transformers.cli.serving.utils import get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser  # noqa: E402
 
-from hf_specdec.serving import answers, text_pieces  # noqa: E402
+from hf_specdec.serving import answers, text_pieces, total_parser  # noqa: E402
 from hf_specdec.serving.answer_streams import ParsedAnswers  # noqa: E402
 from hf_specdec.serving.answers import AnswerPieces  # noqa: E402
 from hf_specdec.serving.app import build_app  # noqa: E402
@@ -151,7 +151,7 @@ def test_a_stream_costs_the_same_at_its_end(kind: str) -> None:
     text = TEXTS[kind][:30_000]
     for at in range(0, len(text), 5):
         parser.feed(text[at : at + 5])
-        assert len(parser._buffer) < answers.MOST_READ + answers.LEAST_READ + answers.MOST_HELD + 10
+        assert len(parser._buffer) < total_parser.MOST_READ + total_parser.LEAST_READ + total_parser.MOST_HELD + 10
         assert len(parser._body) < 10
 
 
@@ -166,7 +166,7 @@ def test_what_is_dropped_changes_nothing(fed: int, monkeypatch: pytest.MonkeyPat
     texts += [f"<think>{call}</think>\n{call[:30]}<tool_call>", f"a{' ' * 30}{call} {' ' * 30}{END}", call * 3]
     expected = [parsed(text) for text in texts]
     for name, value in {"MOST_READ": 3, "LEAST_READ": 2, "MOST_HELD": 24, "MOST_FED": fed}.items():
-        monkeypatch.setattr(answers, name, value)
+        monkeypatch.setattr(answers if name == "MOST_FED" else total_parser, name, value)
     assert [parsed(text) for text in texts] == expected
 
 

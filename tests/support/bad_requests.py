@@ -205,7 +205,10 @@ FIELDS: dict[str, dict[str, str]] = {
     | _OF_TEXTS
     | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
     | {"response_format": "response format"},
-    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "prompt", "best_of": "other choices", "logprobs": "best tokens"},
+    COMPLETION: _OF_ALL
+    | _OF_TEXTS
+    | {"prompt": "prompt", "best_of": "other choices", "logprobs": "best tokens"}
+    | {"response_format": "response format"},
     RESPONSE: _OF_ALL
     | _OF_CONVERSATIONS
     | {

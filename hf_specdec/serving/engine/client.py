@@ -304,4 +304,5 @@ def _output_of(part: Progress, request: _OpenRequest) -> SpeculativeGenerationOu
         finish_reason=part.finish_reason,
         fails_by_its_options=part.fails_by_its_options,
         top_logprobs=request.top_logprobs,
+        num_cached_tokens=part.num_cached_tokens,
     )

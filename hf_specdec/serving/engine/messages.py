@@ -160,6 +160,7 @@ class Progress(NamedTuple):
         status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*), fails_by_its_options
             (`bool`): as in a `SpeculativeGenerationOutput`.
         logprobs (`Sequence[float]`), top_logprobs (`Sequence[list]`): those of the tokens, if they are asked for.
+        num_cached_tokens (`int`): as in a `SpeculativeGenerationOutput`.
     """
 
     request_id: str
@@ -170,6 +171,7 @@ class Progress(NamedTuple):
     fails_by_its_options: bool = False
     logprobs: Sequence[float] = ()
     top_logprobs: Sequence[list[tuple[int, float]]] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class EngineServer:
             of_new = output.logprobs[new], output.top_logprobs[new]
             by_options = output.fails_by_its_options or output.error == NOTHING_TO_CHOOSE
             ending = output.status, output.error, output.finish_reason, by_options
-            told.append(Progress(name, tokens[new], *ending, *of_new))
+            told.append(Progress(name, tokens[new], *ending, *of_new, output.num_cached_tokens))
             if output.is_finished():
                 del self._told[name]
             else:

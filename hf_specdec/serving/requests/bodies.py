@@ -232,6 +232,7 @@ class CompletionBody(Shared):
     best_of: Choices | None = None
     logit_bias: LogitBias = None
     logprobs: BestTokensOfCompletion = None
+    response_format: ResponseFormat | None = None
     # Not supported.
     echo: Annotated[Any, Only("false")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
