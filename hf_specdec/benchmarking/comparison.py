@@ -22,6 +22,7 @@ class Call:
 
     Args:
         contender (`str`), task (`str`), prompt (`int`), round (`int`): contender, task, prompt number and round.
+        question (`int`, *optional*): number of the question of which the prompt is a turn; None: one of its own.
         tokens (`list[int]`): the new tokens.
         seconds (`float`): time of the whole call, prefill included.
         metrics (`SpeculationMetrics`, *optional*): metrics of a call that speculated with this library.
@@ -34,6 +35,7 @@ class Call:
     tokens: list[int]
     seconds: float
     metrics: SpeculationMetrics | None = None
+    question: int | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,6 +104,7 @@ def compare(
                         tokens=tokens,
                         seconds=seconds,
                         metrics=last_metrics() if contender.is_ours else None,
+                        question=prompt.question,
                     )
                 )
                 advance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,10 @@ class Figures:
         mean_acceptance_length (`float`, *optional*), acceptance_per_position (`list[float]`, *optional*): acceptance
             pooled over all drafts; None for baselines.
         step_ms (`dict[str, float]`, *optional*): milliseconds of a step: `draft`, `verify`, `rest`, or `whole`.
+        mean_accepted_tokens (`float`, *optional*): tokens of a step as Spec-Bench counts them: the mean over all
+            steps, those without drafts included, of the accepted tokens and the one after them; None for baselines.
+        mean_speed (`float`), mean_speed_up (`float`): tokens per second as Spec-Bench has them: the mean over all
+            questions, with all their turns; and this mean divided by plain `generate`'s.
         identical (`int`, *optional*): texts of the last round that equal plain `generate`'s; None if sampled.
         texts (`int`): texts of the last round.
     """
@@ -44,6 +49,9 @@ class Figures:
     mean_acceptance_length: float | None = None
     acceptance_per_position: list[float] | None = None
     step_ms: dict[str, float] | None = None
+    mean_accepted_tokens: float | None = None
+    mean_speed: float | None = None
+    mean_speed_up: float | None = None
     identical: int | None = None
     texts: int = field(default=0)
 
@@ -96,6 +104,8 @@ def figures(
                     seconds=sum(call.seconds for call in own),
                     **percentiles([call.tokens_per_second for call in own]),  # type: ignore[arg-type]
                     speed_up=rate(own) / rate(plain),
+                    mean_speed=mean_speed(own),
+                    mean_speed_up=mean_speed(own) / mean_speed(plain),
                     identical=identical if temperature == 0 else None,
                     texts=len(last),
                     **_speculation([call.metrics for call in own if call.metrics], split),
@@ -107,6 +117,15 @@ def figures(
 def rate(calls: Sequence[Call]) -> float:
     """Tokens per second of calls: total tokens / total seconds."""
     return sum(len(call.tokens) for call in calls) / sum(call.seconds for call in calls)
+
+
+def mean_speed(calls: Sequence[Call]) -> float:
+    """The mean over all questions of the tokens per second of their turns together, as in Spec-Bench."""
+    turns: dict[tuple[int, int], list[Call]] = {}
+    for call in calls:
+        question = call.prompt if call.question is None else call.question
+        turns.setdefault((question, call.round), []).append(call)
+    return statistics.fmean(map(rate, turns.values()))
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -121,9 +140,11 @@ def _speculation(all_metrics: Sequence[SpeculationMetrics], step_ms: dict[str, f
     if not all_metrics:
         return {}
     pooled = SpeculationMetrics.sum_of(all_metrics)
+    steps = list(itertools.chain(*pooled.accepted_per_step))
     return {
         "mean_acceptance_length": pooled.mean_acceptance_length,
         "acceptance_per_position": pooled.acceptance_per_position,
+        "mean_accepted_tokens": 1 + (statistics.fmean(steps) if steps else 0.0),
         "step_ms": step_ms or milliseconds_of_step(all_metrics),
     }
 

@@ -26,10 +26,12 @@ class Prompt:
     Args:
         task (`str`): kind of text, by which figures are grouped.
         text (`str`): the user's turn.
+        later_turns (`tuple[str, ...]`): what the user says after the answers.
     """
 
     task: str
     text: str
+    later_turns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +42,12 @@ class EncodedPrompt:
     Args:
         task (`str`): kind of text, by which figures are grouped.
         inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and the other inputs of `generate`.
+        question (`int`, *optional*): number of the question of which it is a turn; None: a question of its own.
     """
 
     task: str
     inputs: BatchEncoding
+    question: int | None = None
 
     @property
     def length(self) -> int:
@@ -121,27 +125,36 @@ def encode(
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> BatchEncoding:
     """
-    Tokenizes texts, each as the user's turn if the tokenizer has a chat template, else as it is.
+    Tokenizes texts, each as the user's turn if the tokenizer has a chat template, else as it is; see
+    `encode_messages`.
+    """
+    return encode_messages(tokenizer, [[{"role": "user", "content": text}] for text in texts])
+
+
+def encode_messages(tokenizer: PreTrainedTokenizerBase, chats: Sequence[list[dict[str, str]]]) -> BatchEncoding:
+    """
+    Tokenizes conversations that the model is to answer: as the tokenizer's chat template has them, or else their
+    contents with empty lines between them.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
-        texts (`Sequence[str]`): the texts.
+        chats (`Sequence[list[dict[str, str]]]`): messages with `role` and `content`.
 
     Returns:
-        `BatchEncoding`: `input_ids` and `attention_mask`, `[texts, tokens]` int64, padded on the left. There are no
+        `BatchEncoding`: `input_ids` and `attention_mask`, `[chats, tokens]` int64, padded on the left. There are no
             `token_type_ids`, which many models refuse: text is of one type.
 
     Raises:
-        ValueError: for several texts, by a tokenizer without a padding token.
+        ValueError: for several chats, by a tokenizer without a padding token.
     """
-    padding: dict[str, Any] = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
+    padding: dict[str, Any] = {"padding": True, "padding_side": "left"} if len(chats) > 1 else {}
     if tokenizer.chat_template is None:
-        inputs = tokenizer(list(texts), return_tensors="pt", **padding)
+        texts = ["\n\n".join(message["content"] for message in messages) for messages in chats]
+        inputs = tokenizer(texts, return_tensors="pt", **padding)
     else:
-        chats = [[{"role": "user", "content": text}] for text in texts]
         side = {"padding_side": padding.pop("padding_side")} if padding else None
         inputs = tokenizer.apply_chat_template(
-            chats,
+            list(chats),
             add_generation_prompt=True,
             return_tensors="pt",
             return_dict=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from .bench import Report
+from .bench import REFERENCE, Report
 from .equality import Difference
 from .figures import ALL_TASKS, Figures
 
@@ -40,6 +40,28 @@ def table(report: Report) -> Table:
         task = row.task if row.task != ALL_TASKS else "all tasks"
         found.add_row(task if group != last else "", *temperature, *cells)
         last = group
+    return found
+
+
+def suite_table(report: Report) -> Table:
+    """The table of what Spec-Bench prints for every task, as it defines it, beside our tokens of a step."""
+    right: dict[str, Any] = {"justify": "right", "no_wrap": True}
+    names = ("mean accepted tokens", "tokens/step", "tok/s", "tok/s, plain", "speed-up")
+    found = Table("task", "T", "call", *(Column(name, **right) for name in names), box=None, pad_edge=False)
+    plain = {(row.task, row.temperature): row.mean_speed for row in report.figures if row.contender == REFERENCE}
+    for row in report.figures:
+        if row.contender == REFERENCE:
+            continue
+        lengths = (row.mean_accepted_tokens, row.mean_acceptance_length)
+        speeds = (row.mean_speed, plain[row.task, row.temperature])
+        found.add_row(
+            row.task if row.task != ALL_TASKS else "overall",
+            f"{row.temperature:g}",
+            row.contender,
+            *("" if length is None else f"{length:.2f}" for length in lengths),
+            *(f"{speed:.1f}" for speed in speeds),
+            f"{row.mean_speed_up:.2f}×",
+        )
     return found
 
 

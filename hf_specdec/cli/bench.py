@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +24,10 @@ from .. import loading
 from ..benchmarking import bench as benchmark
 from ..benchmarking import contenders as ways
 from ..benchmarking import prompts as prompt_sets
+from ..benchmarking import suites
 from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
-from ..benchmarking.tables import differences_table, table
+from ..benchmarking.tables import differences_table, suite_table, table
 from ..trees.text import parse_tree
 from .arguments import (
     checked_device,
@@ -88,7 +90,13 @@ def bench(
     profile: Annotated[
         Path | None, typer.Option(help="Writes a torch profiler trace of some steps into this folder.")
     ] = None,
-    suite: Annotated[str | None, typer.Option(hidden=True)] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Public questions, fetched unless --prompts names their file: {', '.join(suites.SUITES)}. "
+            "--num-prompts takes the first of each task.",
+        ),
+    ] = None,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     tiny: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -96,8 +104,8 @@ def bench(
     Time a draft and its trees against plain generate, on your prompts or built-in ones. Exits with 1 if a greedy
     float32 text differs from plain generate's (then nothing is timed), or one that is timed where it is no near-tie.
     """
-    if suite is not None:
-        raise typer.Exit(_measure_speed_targets(context, suite))
+    if suite == "gpu":
+        raise typer.Exit(_measure_speed_targets(context))
     if only is not None or tiny:
         raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
     device = checked_device(device)
@@ -112,7 +120,8 @@ def bench(
         device=device,
         trees=list(dict.fromkeys(tree or ["default"])),
         baselines=list(dict.fromkeys(["eager", *(baseline or [])])),
-        texts=checked_prompts(prompts, task, num_prompts),
+        texts=_texts(suite, prompts, task, num_prompts),
+        suite=suite,
         method=benchmark.Method(
             temperatures=tuple(dict.fromkeys(temperature or [0.0])),
             max_new_tokens=max_new_tokens,
@@ -140,6 +149,7 @@ class Request:
     trees: list[str]
     baselines: list[str]
     texts: list[prompt_sets.Prompt]
+    suite: str | None = None
     method: benchmark.Method
 
     def measure(self, progress: Progress, *, gate: bool, profile: Path | None) -> benchmark.Report:
@@ -149,6 +159,10 @@ class Request:
         report = benchmark.Report(setting=self.setting, gate=None)
         model, contenders = self.load("float32" if gate else self.dtype, tokenizer, prompts[0])
         say_how_it_drafts(contenders[-1].options["assistant_model"])
+        if later := sum(len(text.later_turns) for text in self.texts):
+            bar = progress.add_task("Answering first turns", total=later)
+            longest, step = self.method.max_new_tokens, partial(progress.advance, bar)
+            prompts = suites.with_later_turns(model, tokenizer, self.texts, prompts, longest, step)
         if gate:
             total = benchmark.num_gate_calls(len(prompts), contenders)
             bar = progress.add_task("Comparing texts in float32", total=total)
@@ -198,6 +212,7 @@ class Request:
             "rounds": method.rounds,
             "seed": method.seed,
             "prompts": Counter(text.task for text in self.texts),
+            **({} if self.suite is None else {"suite": self.suite}),
         }
 
 
@@ -215,20 +230,29 @@ def _check_plot(plot: Path | None) -> None:
         raise typer.BadParameter(f"{plot.parent} is no folder. Make it first.", param_hint="--plot")
 
 
+def _texts(
+    suite: str | None, prompts: Path | None, task: list[str] | None, num_prompts: int | None
+) -> list[prompt_sets.Prompt]:
+    if suite is None:
+        return checked_prompts(prompts, task, num_prompts)
+    if task:
+        raise typer.BadParameter("give this or --suite, not both.", param_hint="--task")
+    hint = "--suite" if prompts is None else "--prompts"
+    return prompt_sets.first_of_each(or_bad_parameter(hint, suites.questions, suite, prompts), num_prompts)
+
+
 WITH_SUITE = ("suite", "only", "tiny", "target", "draft", "device", "threads", "rounds", "profile")
 
 
-def _measure_speed_targets(context: typer.Context, suite: str) -> int:
+def _measure_speed_targets(context: typer.Context) -> int:
     """The exit status of `SPEED_TARGETS` with the options that were given."""
-    if suite != "gpu":
-        raise typer.BadParameter(f"{suite!r} is no suite. There is: gpu.", param_hint="--suite")
     words: list[str] = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name == "suite" or source is None or source.name == "DEFAULT":
             continue
         if parameter.name not in WITH_SUITE:
-            raise typer.BadParameter("does not go with --suite.", param_hint=parameter.opts[0])
+            raise typer.BadParameter("does not go with --suite gpu.", param_hint=parameter.opts[0])
         value = context.params[parameter.name]
         words += [f"--{parameter.name}", *([] if value is True else [str(value)])]
     if not SPEED_TARGETS.is_file():
@@ -259,6 +283,9 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
     else:
         console.print()
         console.print(table(report))
+        if "suite" in setting:
+            console.print("\nAs Spec-Bench counts (means over steps, and over questions):")
+            console.print(suite_table(report))
         if report.no_ties:
             console.print(differences_table(report.no_ties))
             console.print(

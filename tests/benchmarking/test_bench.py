@@ -220,7 +220,7 @@ def test_the_time_of_a_step_is_that_of_its_task(monkeypatch: pytest.MonkeyPatch)
         (("--plot", "no/such/folder/bench.png"), ("--plot", "is no folder")),
         (("--temperature", "-1"), ("--temperature",)),
         (("--tiny",), ("--tiny", "belongs to --suite gpu")),
-        (("--suite", "tpu"), ("--suite", "no suite. There is: gpu")),
+        (("--suite", "tpu"), ("--suite", "'tpu' is no suite. There are spec-bench")),
         (("--suite", "gpu", "--tiny", "--tree", "auto"), ("--tree", "does not go with --suite")),
     ],
 )
