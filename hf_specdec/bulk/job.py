@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..serving.errors import RequestRefused
-from .answering import EngineFailed
+from .answers import EngineFailed
 from .outputs import Output
 
 

@@ -84,7 +84,7 @@ def generate_file(
     """
     check_serving_packages("generate-file")
     from ..bulk import Job, Output, Records, answering
-    from ..bulk.answering import EngineFailed
+    from ..bulk.answers import EngineFailed
     from ..serving.engine import EngineOptions, StartError
     from ..serving.termination import unwound_by_sigterm
 

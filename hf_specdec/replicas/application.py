@@ -43,7 +43,8 @@ def application(
     number: dict[str, Any] = (
         {"autoscaling_config": replicas} if isinstance(replicas, dict) else {"num_replicas": replicas}
     )
-    board = serve.deployment(Board, name="board", ray_actor_options={"num_cpus": 0}).bind()
+    quiet = {"enable_access_log": False}
+    board = serve.deployment(Board, name="board", ray_actor_options={"num_cpus": 0}, logging_config=quiet).bind()
     engines = serve.deployment(
         Replica,
         name="replica",

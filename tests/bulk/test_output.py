@@ -26,7 +26,7 @@ from support.bulk import (  # noqa: E402
 )
 
 from hf_specdec.bulk import Output, Records  # noqa: E402
-from hf_specdec.bulk.answering import EngineFailed  # noqa: E402
+from hf_specdec.bulk.answers import EngineFailed  # noqa: E402
 
 
 NUMBER = 120
