@@ -1,5 +1,6 @@
 """The command line `hf-specdec`. Typer and rich come with the `demo` extra; the library itself does not need them."""
 
+import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING
@@ -9,27 +10,29 @@ if TYPE_CHECKING:
     from typer import Typer
 
 
+COMMANDS = {name: name for name in ("demo", "bench", "convert", "doctor")}
+COMMANDS |= {"generate-file": "generate_file"}
+COMMANDS |= dict.fromkeys(("push-generate", "push-kernel", "push-space"), "push")
+COMMANDS |= {name: name for name in ("serve", "train", "tune")}
+"""The module of each command, in which a function has the command's name."""
+
+
 def main() -> None:
     """Runs the command line, or exits with the command that installs missing packages."""
     missing = [package for package in ("typer", "rich") if importlib.util.find_spec(package) is None]
     if missing:
         sys.exit(f"hf-specdec needs {' and '.join(missing)}. Install with `pip install 'hf-specdec[demo]'`.")
-    build_app()()
+    build_app(*set(sys.argv[1:2]).intersection(COMMANDS))()
 
 
-def build_app() -> "Typer":
-    """The typer application, one command per module of this package."""
+def build_app(*names: str) -> "Typer":
+    """
+    The typer application.
+
+    Args:
+        names (`str`): the commands that it has; all of them by default. Importing one may take seconds.
+    """
     import typer
-
-    from .bench import bench
-    from .convert import convert
-    from .demo import demo
-    from .doctor import doctor
-    from .generate_file import generate_file
-    from .push import push_generate, push_kernel, push_space
-    from .serve import serve
-    from .train import train
-    from .tune import tune
 
     app = typer.Typer(
         name="hf-specdec",
@@ -39,17 +42,9 @@ def build_app() -> "Typer":
         pretty_exceptions_enable=False,
     )
     app.callback()(_keep_subcommands)
-    app.command("demo")(demo)
-    app.command("bench")(bench)
-    app.command("convert")(convert)
-    app.command("doctor")(doctor)
-    app.command("push-generate")(push_generate)
-    app.command("push-kernel")(push_kernel)
-    app.command("push-space")(push_space)
-    app.command("generate-file")(generate_file)
-    app.command("serve")(serve)
-    app.command("train")(train)
-    app.command("tune")(tune)
+    for name in names or COMMANDS:
+        module = importlib.import_module(f".{COMMANDS[name]}", __name__)
+        app.command(name)(getattr(module, name.replace("-", "_")))
     return app
 
 

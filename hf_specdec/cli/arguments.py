@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import loading
 from ..benchmarking import prompts as prompt_sets
 from ..drafters import OtherVocabularyDrafter
-
-
-SERVING_PACKAGES = ("fastapi", "uvicorn", "httptools", "openai", "prometheus_client")
 
 
 def or_bad_parameter(hint: str, function: Any, *arguments: Any) -> Any:
@@ -47,35 +43,6 @@ def checked_dtype(dtype: str | None, device: str) -> str:
     if dtype not in loading.DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}.", param_hint="--dtype")
     return dtype
-
-
-def adapters_in(options: list[str], model: str) -> dict[str, str]:
-    """
-    The adapters of `--lora`: Hub id or folder of each, by name.
-
-    Raises:
-        ValueError: for a name that is missing, given twice, that of the model, or no name to PEFT.
-    """
-    found: dict[str, str] = {}
-    for option in options:
-        name, equals, place = option.partition("=")
-        if not (name and equals and place):
-            raise ValueError(f"{option!r} is not NAME=FOLDER.")
-        if name in found or name == model:
-            raise ValueError(f"{name!r} is the name of two models. Give another.")
-        if "." in name:
-            raise ValueError(f"{name!r} has a dot, which PEFT takes in no name. Give another.")
-        found[name] = place
-    return found
-
-
-def check_serving_packages(command: str) -> None:
-    """Checks that what the server needs is installed; `typer.BadParameter` if not."""
-    missing = [package for package in SERVING_PACKAGES if importlib.util.find_spec(package) is None]
-    if missing:
-        raise typer.BadParameter(
-            f"needs {', '.join(missing)}. Install with `pip install 'hf-specdec[serve]'`.", param_hint=command
-        )
 
 
 def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int | None) -> list[prompt_sets.Prompt]:

@@ -40,14 +40,12 @@ from .arguments import (
 from .options import (
     DeviceOption,
     DraftOption,
-    NumPromptsOption,
-    PromptsOption,
     SeedOption,
     TargetArgument,
-    TaskOption,
     ThreadsOption,
     TreesOption,
 )
+from .prompt_options import NumPromptsOption, PromptsOption, TaskOption
 
 
 SPEED_TARGETS = Path(__file__).parents[2] / "benchmarks" / "speed_targets.py"

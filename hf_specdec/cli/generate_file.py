@@ -13,14 +13,7 @@ import typer
 from .. import loading
 from ..config import SpeculativeConfig
 from ..trees.text import parse_tree
-from .arguments import (
-    adapters_in,
-    check_serving_packages,
-    checked_device,
-    checked_dtype,
-    or_bad_parameter,
-    progress_bar,
-)
+from .arguments import checked_device, checked_dtype, or_bad_parameter, progress_bar
 from .options import (
     CompileOption,
     DeviceMapOption,
@@ -37,6 +30,7 @@ from .options import (
     TargetOption,
     TreeOption,
 )
+from .serve_checks import adapters_in, check_packages
 
 
 if TYPE_CHECKING:
@@ -82,7 +76,7 @@ def generate_file(
 
     Over several GPUs: accelerate launch --module hf_specdec.cli generate-file …
     """
-    check_serving_packages("generate-file")
+    check_packages("generate-file")
     from ..bulk import Job, Output, Records, answering
     from ..bulk.answers import EngineFailed
     from ..serving.engine import EngineOptions, StartError

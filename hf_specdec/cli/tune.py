@@ -31,13 +31,11 @@ from .options import (
     DeviceOption,
     DraftOption,
     DtypeOption,
-    NumPromptsOption,
-    PromptsOption,
     SeedOption,
     TargetArgument,
-    TaskOption,
     ThreadsOption,
 )
+from .prompt_options import NumPromptsOption, PromptsOption, TaskOption
 
 
 def tune(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,7 +20,7 @@ from .engine.client import EngineClient
 from .error_answers import add_error_handlers, error_answer
 from .generation import SpeculativeState
 from .handlers import Chats, Completions, Responses
-from .health import add_health
+from .health import add_health, add_version
 from .images import ImageReader
 from .metrics import registry_of
 from .one_model import OneModel
@@ -82,6 +81,7 @@ def build_app(
     _add_metrics(app, engine, model_name)
     describe(app, models.facts)
     add_health(app, engine, stall_seconds)
+    add_version(app)
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
@@ -90,11 +90,7 @@ def build_app(
 
 
 def _add_routes(app: FastAPI, models: OneModel) -> None:
-    """Routes about the one model, and about the server."""
-
-    @app.get("/version")
-    def about() -> JSONResponse:
-        return JSONResponse({"version": version("hf-specdec")})
+    """Routes about the one model."""
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> JSONResponse:

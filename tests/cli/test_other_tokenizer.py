@@ -14,7 +14,8 @@ from support.sampling import the_target
 from hf_specdec import SpeculativeConfig
 from hf_specdec.drafters import OtherVocabularyDrafter
 from hf_specdec.loading import load_draft_to
-from hf_specdec.serving.engine.process import EngineOptions, StartError, load
+from hf_specdec.serving.engine.options import EngineOptions, StartError
+from hf_specdec.serving.engine.process import load
 
 
 WAYS = {"tokens": (MANY_SHARED, "4 of the target's 6"), "texts": (FEW_SHARED, "2 of the target's 6")}

@@ -19,8 +19,9 @@ for package in ("fastapi", "openai", "prometheus_client", "peft"):
     pytest.importorskip(package)
 
 from hf_specdec import NgramDraft, SpeculativeConfig, loading  # noqa: E402
-from hf_specdec.cli.arguments import adapters_in  # noqa: E402
-from hf_specdec.serving.engine import EngineOptions, StartError, process  # noqa: E402
+from hf_specdec.cli.serve_checks import adapters_in  # noqa: E402
+from hf_specdec.serving.engine import process  # noqa: E402
+from hf_specdec.serving.engine.options import EngineOptions, StartError  # noqa: E402
 
 
 BODIES: dict[str, dict[str, Any]] = {

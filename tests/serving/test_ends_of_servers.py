@@ -23,7 +23,7 @@ from support.goldens import TINY_TARGET
 from support.servers import FORKED
 
 from hf_specdec import NgramDraft
-from hf_specdec.serving.engine import process as engine_process
+from hf_specdec.serving.engine import start as engine_start
 
 
 def has_ended(process_id: int, seconds: float = 20.0) -> bool:
@@ -51,7 +51,7 @@ def serve(log: Path, forks: bool, before: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if forks:
-        engine_process.multiprocessing = FORKED
+        engine_start.multiprocessing = FORKED
     before()
     sys.argv = ["hf-specdec", "serve", str(TINY_TARGET), "--device", "cpu", "--port", "0", "--stall-seconds", "1"]
     main()
@@ -75,7 +75,7 @@ def server(
     process.start()
     try:
         until = time.monotonic() + 60
-        while "Uvicorn running" not in log.read_text():
+        while "Ready." not in log.read_text():
             assert process.is_alive() and time.monotonic() < until, log.read_text()
             time.sleep(0.05)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

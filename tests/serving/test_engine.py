@@ -6,12 +6,11 @@ import asyncio
 import gc
 import multiprocessing
 import queue
-import signal
 import sys
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ from support.tokenizer import tiny_tokenizer
 from transformers import GenerationConfig
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.serving.engine import EngineClient, EngineOptions, StartError, running_engine
 from hf_specdec.serving.engine import process as engine_process
+from hf_specdec.serving.engine import start as engine_start
+from hf_specdec.serving.engine.client import EngineClient
+from hf_specdec.serving.engine.options import EngineOptions, StartError
+from hf_specdec.serving.engine.start import EngineProcess
 from hf_specdec.serving.interpreter import let_steps_go_first
 
 
@@ -208,16 +210,23 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process, "let_steps_go_first", lambda: done.append("let_steps_go_first"))
-    monkeypatch.setattr(engine_process, "while_the_parent_lives", nullcontext)
-    monkeypatch.setattr(signal, "signal", lambda *args: None)
     with pytest.raises(KeyboardInterrupt):
-        engine_process._run(options(), None)
+        engine_process.run(options(), None)
     assert done == ["load", "let_steps_go_first", "warmup"]
 
 
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "multiprocessing", FORKED)
+    monkeypatch.setattr(engine_start, "multiprocessing", FORKED)
+
+
+@contextmanager
+def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
+    """An engine in a process of its own, loaded."""
+    with EngineProcess() as process:
+        engine = process.begin(options)
+        engine.wait_until_loaded()
+        yield engine
 
 
 @pytest.mark.usefixtures("_forked")

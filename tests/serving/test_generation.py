@@ -22,7 +22,7 @@ from hf_specdec import NgramDraft  # noqa: E402
 from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
 from hf_specdec.serving import generation  # noqa: E402
 from hf_specdec.serving.disconnects import CancelOnDisconnect  # noqa: E402
-from hf_specdec.serving.engine import EngineClient  # noqa: E402
+from hf_specdec.serving.engine.client import EngineClient  # noqa: E402
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.generation import Generation, asked_for  # noqa: E402
 

@@ -26,7 +26,7 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
-from hf_specdec.cli.serve import check_certificate
+from hf_specdec.cli.serve_checks import check_certificate
 from hf_specdec.serving import http_protocol, http_server
 from hf_specdec.serving.http_server import HttpServer
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import socket
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.goldens import TINY_TARGET
+from support.servers import FORKED
 from typer.testing import CliRunner
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.cli import build_app
-from hf_specdec.serving import engine
+from hf_specdec.serving.engine import start
+from hf_specdec.serving.engine.options import EngineOptions
 from hf_specdec.serving.stop_strings import TrimmedQueue, trimmed
 
 
@@ -79,14 +82,15 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
-    def start(options: engine.EngineOptions, tell: Any) -> None:
+    def begin(_: Any, options: EngineOptions, tell: Any) -> None:
         found.append(options)
-        raise engine.StartError("here", "for now")
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "running_engine", start)
+    monkeypatch.setattr(start, "multiprocessing", FORKED)
+    monkeypatch.setattr(start.EngineProcess, "begin", begin)
     arguments = "--tree auto --compile --disable-by-batch-size 3 --max-requests 5 --device cpu".split()
     result = CliRunner().invoke(build_app(), ["serve", str(TINY_TARGET), *arguments])
-    assert result.exit_code == 2 and len(found) == 1
+    assert result.exit_code == 130 and len(found) == 1
     config = found[0].speculative_config
     assert config == SpeculativeConfig(tree="auto", compile=True, disable_by_batch_size=3)
     assert (found[0].target, found[0].max_requests, found[0].device) == (str(TINY_TARGET), 5, "cpu")
@@ -98,8 +102,16 @@ def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("prometheus_client")
     pytest.importorskip("uvicorn")
     done: list[str] = []
-    served = SimpleNamespace(model=SimpleNamespace(about_draft=None))
-    monkeypatch.setattr(engine, "running_engine", lambda *_: nullcontext(served))
+    served: Any = SimpleNamespace(model=SimpleNamespace(about_draft=None))
+
+    @contextmanager
+    def starting(app: Any, engine: Any, server: Any, make_app: Any, tell: Any) -> Iterator[None]:
+        make_app()
+        yield
+
+    monkeypatch.setattr(start, "multiprocessing", FORKED)
+    monkeypatch.setattr(start.EngineProcess, "begin", lambda *_: served)
+    monkeypatch.setattr("hf_specdec.serving.starting.starting", starting)
     monkeypatch.setattr("hf_specdec.serving.app.build_app", lambda *_, **__: done.append("build"))
     monkeypatch.setattr("hf_specdec.serving.interpreter.never_search_again", lambda: done.append("freeze"))
     monkeypatch.setattr("hf_specdec.serving.http_server.HttpServer.run", lambda _: done.append("run"))
@@ -124,9 +136,10 @@ def test_bad_options_are_explained(arguments: tuple[str, ...], message: str) -> 
 
 
 def check_refusal(message: str, *arguments: str) -> None:
-    """Asserts that the command says so, before it loads anything."""
+    """Asserts that the command says so, before it loads a model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "running_engine", None)
+        patch.setattr(start, "multiprocessing", FORKED)
+        patch.setattr(start.EngineProcess, "begin", None)
         result = CliRunner().invoke(build_app(), ["serve", *arguments, "--device", "cpu"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())

@@ -19,7 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hf_specdec import NgramDraft
-from hf_specdec.serving.engine import EngineClient, EngineServer
+from hf_specdec.serving.engine.client import EngineClient
+from hf_specdec.serving.engine.server import EngineServer
 
 from .batches import limits
 from .models import tiny_model
@@ -37,7 +38,8 @@ def engine_over(manager: Any, tokenizer: Any) -> Iterator[EngineClient]:
     connection, theirs = multiprocessing.Pipe()
     serving = threading.Thread(target=EngineServer(manager, tokenizer, theirs).serve)
     serving.start()
-    client = EngineClient(connection, connection.recv())
+    client = EngineClient(connection)
+    client.wait_until_loaded()
     try:
         yield client
     finally:

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from transformers import GenerationConfig
@@ -17,11 +18,28 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState, SpeculativeGenerationOutput
 from ...verification.log_probabilities import LogprobOptions
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, Stage, State
+from .messages import (
+    AddReply,
+    AddRequest,
+    AskState,
+    CancelRequest,
+    Ended,
+    NotServed,
+    Progress,
+    Pulse,
+    Served,
+    Stage,
+    State,
+    Warm,
+)
+from .options import StartError
 from .stalls import Stalls
 
 
 SECONDS_FOR_STATE = 30.0
+SECONDS_FOR_EXIT_CODE = 3.0
+"""Seconds that a process that has closed its end of the pipe may take to end."""
+WARMING_UP = "Warming up: requests are taken now, and served after it."
 Handler = Callable[[SpeculativeGenerationOutput], None]
 
 
@@ -51,21 +69,31 @@ class EngineClient:
 
     Args:
         connection (`Connection`): one end of a pipe, whose other end the engine has.
-        served (`Served`): the engine's first message, already received.
+        tell (`Callable`): called with a line about each stage of the start.
+        process (`BaseProcess`, *optional*): the engine's process, for its exit code.
     """
 
-    def __init__(self, connection: Connection, served: Served):
-        self.model = served
-        """Config and generation config of the model, which are all that the HTTP server needs of it."""
+    model: Served
+    """Config and generation config of the model, which are all that the HTTP server needs of it. Comes when loaded."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        tell: Callable[[str], None] = lambda text: None,
+        process: BaseProcess | None = None,
+    ):
         self.fatal_error: Exception | None = None
         """The error because of which the engine takes no more requests; None while it runs."""
-        self.is_warm = served.is_warm
-        """Whether the engine has warmed up. It takes requests before, and serves them after."""
-        self.tell: Callable[[str], None] = lambda text: None
-        """Called with a line about each stage of the start that follows."""
+        self.is_warm = False
+        """Whether the engine has warmed up. Once loaded, it takes requests before, and serves them after."""
+        self.stage = "The engine's process starts."
+        """What the engine does until it is warm."""
         self.is_gone = False
         """Whether the engine has ended, or no longer matters because the server ends."""
-        self._connection = connection
+        self._connection, self._tell, self._process = connection, tell, process
+        self._loaded: Future[None] = Future()
+        self._is_settled = threading.Event()
+        """Set when the engine is warm, or has ended."""
         self._open: dict[str, _OpenRequest] = {}
         self._handlers: dict[str, Handler] = {}
         self._stalls = Stalls()
@@ -76,6 +104,26 @@ class EngineClient:
         self._is_closed = threading.Event()
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
+
+    def wait_until_loaded(self) -> None:
+        """
+        Waits until the engine takes requests.
+
+        Raises:
+            StartError: if it cannot start.
+        """
+        self._loaded.result()
+
+    def wait_until_warm(self) -> None:
+        """
+        Waits until the engine serves requests.
+
+        Raises:
+            StartError: if it has ended.
+        """
+        self._is_settled.wait()
+        if self.fatal_error is not None:
+            raise StartError("serve", str(self.fatal_error))
 
     @property
     def background_thread_status(self) -> EngineClient:
@@ -110,9 +158,9 @@ class EngineClient:
         finally:
             self._states.pop(number, None)
 
-    def fail_open(self) -> None:
+    def fail_open(self, reason: str = "The server is shutting down.") -> None:
         """Fails open requests, and refuses further ones, because the server ends."""
-        self._end("The server is shutting down.")
+        self._end(reason)
 
     def close(self) -> None:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
@@ -123,8 +171,10 @@ class EngineClient:
         Asks the engine to end, and waits at most `timeout` seconds until it has.
 
         Returns:
-            `bool`: whether it has closed its end of the pipe, after its last step.
+            `bool`: whether it has closed its end of the pipe, after its last step. While it loads, it does not listen.
         """
+        if not self._loaded.done():
+            return False
         self.close()
         return self._is_closed.wait(timeout)
 
@@ -212,9 +262,16 @@ class EngineClient:
         except (EOFError, OSError):
             pass
         finally:
-            self._end("The engine has ended. Its process is no more.")
+            self._end(f"The engine has ended. Its process is no more{self._exit_code()}.")
             self._is_closed.set()
             self._connection.close()
+
+    def _exit_code(self) -> str:
+        if self._process is None:
+            return ""
+        wait([self._process.sentinel], SECONDS_FOR_EXIT_CODE)
+        code = self._process.exitcode
+        return "" if code is None else f" (exit code {code})"
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, list):
@@ -227,18 +284,40 @@ class EngineClient:
             if answer is not None:
                 answer.set_result(message.state)
         elif isinstance(message, Stage):
-            self.is_warm = True
-            self.tell(message.text)
+            self._note_stage(message.text)
+        elif isinstance(message, Served):
+            self.model = message
+            if message.is_warm:
+                self._note_warm()
+            else:
+                self._note_stage(WARMING_UP)
+            self._loaded.set_result(None)
+        elif isinstance(message, Warm):
+            self._note_warm()
+        elif isinstance(message, NotServed):
+            self._end(message.reason, StartError(message.option, message.reason))
         elif isinstance(message, Pulse):
             self._stalls.note_pulse(message)
         elif isinstance(message, Ended):
             self.fatal_error = RuntimeError(f"The engine has ended. {message.error}")
+            self._is_settled.set()
 
-    def _end(self, reason: str) -> None:
+    def _note_stage(self, text: str) -> None:
+        self.stage = text
+        self._tell(text)
+
+    def _note_warm(self) -> None:
+        self.is_warm, self.stage = True, "Ready."
+        self._is_settled.set()
+
+    def _end(self, reason: str, start_error: StartError | None = None) -> None:
         """Fails open requests, and refuses further ones."""
         with self._lock:
             self.is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
             left, states = list(self._open), list(self._states.values())
+            if not self._loaded.done():
+                self._loaded.set_exception(start_error or StartError("serve", str(self.fatal_error)))
+        self._is_settled.set()
         failed = (Progress(name, [], RequestStatus.FAILED, reason) for name in left)
         self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))
         for state in states:

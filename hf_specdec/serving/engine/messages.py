@@ -72,7 +72,7 @@ class AskState:
 @dataclass(frozen=True)
 class Served:
     """
-    The first message of an engine whose models are loaded.
+    An engine's models are loaded.
 
     Args:
         config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
@@ -99,15 +99,20 @@ class Served:
 
 @dataclass(frozen=True)
 class Stage:
-    """Told before the first message, and at the end of a warm-up: what the engine does now."""
+    """Told before the engine is loaded: what it does now."""
 
     text: str
 
 
 @dataclass(frozen=True)
+class Warm:
+    """A warm-up has ended."""
+
+
+@dataclass(frozen=True)
 class NotServed:
     """
-    The first and last message of an engine that cannot start.
+    The last message of an engine that cannot start.
 
     Args:
         option (`str`): the command-line argument at fault.

@@ -14,7 +14,7 @@ from ...verification.choosing import NOTHING_TO_CHOOSE
 from ...verification.penalties import OccurrencePenalty
 from ..contexts import context_of
 from ..stop_strings import StopStringCriterion
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, Stage, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State, Warm
 
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -54,7 +54,7 @@ class EngineServer:
             while True:
                 if not is_warm and self._manager.is_warm:
                     is_warm = True
-                    self._send(Stage("Ready."))
+                    self._send(Warm())
                 self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()

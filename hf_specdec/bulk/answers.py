@@ -12,12 +12,12 @@ from typing import Any
 from .. import loading
 from ..serving.app import build_app
 from ..serving.defaults import MOST_IMAGE_BYTES, MOST_IMAGE_PIXELS
-from ..serving.engine import EngineClient, EngineOptions, running_engine
+from ..serving.engine import EngineOptions, running_engine
+from ..serving.engine.client import EngineClient
 from ..serving.errors import RequestRefused
 from ..serving.images import image_reader
 from ..serving.in_process import App, answer_to
 from ..serving.requests import parsed
-from ..verification.log_probabilities import Mode
 
 
 ROUTES = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
@@ -88,8 +88,8 @@ def answering(
     *,
     model_name: str | None = None,
     image_hosts: frozenset[str] = frozenset(),
-    logprobs_mode: Mode = "raw",
     tell: Callable[[str], None] = lambda text: None,
+    **app: Any,
 ) -> Iterator[Answering]:
     """
     A context with an engine that answers records, in a process of its own; see `running_engine`.
@@ -98,8 +98,8 @@ def answering(
         options (`EngineOptions`): of the engine.
         model_name (`str`, *optional*): what records call the model; by default its name in `options`.
         image_hosts (`frozenset[str]`): hosts from which images are fetched.
-        logprobs_mode (`str`, *optional*, defaults to `"raw"`): see `LogprobOptions`.
         tell (`Callable`): called with a line about each stage of the start.
+        app: further options of `build_app`, such as `logprobs_mode`.
 
     Raises:
         OSError, ValueError: if the tokenizer cannot be read.
@@ -110,5 +110,5 @@ def answering(
     logging.getLogger("transformers.cli.serving").setLevel(logging.ERROR)  # else it tells of every record
     with running_engine(options, tell) as engine:
         name = model_name or options.target or loading.SMOLLM2
-        about: dict[str, Any] = {"images": images, "logprobs_mode": logprobs_mode, "max_body_bytes": MOST_BYTES}
+        about: dict[str, Any] = {"images": images, "max_body_bytes": MOST_BYTES} | app
         yield Answering(build_app(engine, tokenizer, name, **about), engine)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.goldens import TINY_TARGET
 from support.servers import client_over
 
 
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
-from hf_specdec.bulk import Answering  # noqa: E402
-from hf_specdec.bulk.answering import EngineFailed  # noqa: E402
+from hf_specdec.bulk import Answering, answering  # noqa: E402
+from hf_specdec.bulk.answers import EngineFailed  # noqa: E402
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
-from hf_specdec.serving.in_process import messages_of  # noqa: E402
+from hf_specdec.serving.in_process import answer_to, messages_of  # noqa: E402
 
 
 CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], "max_tokens": 6, "temperature": 0}
@@ -68,6 +71,16 @@ def test_what_is_no_fault_of_a_record() -> None:
         engine.fail_open()
         with pytest.raises(EngineFailed, match="shutting down"):
             answer(Answering(client.app, engine), CHAT)
+
+
+def test_options_of_the_application(served: tuple[Any, Answering], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of a replica."""
+    monkeypatch.setattr("hf_specdec.bulk.answers.running_engine", lambda options, tell: nullcontext(served[1].engine))
+    options: Any = SimpleNamespace(target=str(TINY_TARGET))
+    with answering(options, model_name="own", api_keys=["key"], max_body_bytes=100) as answers:
+        assert asyncio.run(answer_to(answers.app, "/v1/completions", b'{"prompt": "t1"}'))[0] == 401
+    with answering(options, model_name="own") as answers:
+        assert answer(answers, {"prompt": "t1", "model": "own", "max_tokens": 1})["usage"]["completion_tokens"] == 1
 
 
 def test_a_reader_that_goes_cancels_its_request(served: tuple[Any, Answering]) -> None:
