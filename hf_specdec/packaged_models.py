@@ -9,6 +9,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
+
+from .folders import user_cache
 
 
 logger = logging.get_logger(__name__)
@@ -133,14 +136,10 @@ class PackagedModel:
             ValueError: the file is that of another model.
         """
         parts = self.find()
-        digest = hashlib.sha256()
-        for part in parts:
-            with part.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        root = Path(cache_dir) if cache_dir is not None else _default_cache_dir()
+        digest = _digest_of(*((part, part.stat().st_size, part.stat().st_mtime_ns) for part in parts))
+        root = Path(cache_dir) if cache_dir is not None else user_cache()
         stem = parts[0].name.partition(".gguf")[0]
-        folder = root / f"{stem}-{digest.hexdigest()[:12]}-v{self.layout}"
+        folder = root / f"{stem}-{digest[:12]}-v{self.layout}"
         if not folder.is_dir():
             self._convert(parts, folder)
         return folder
@@ -213,9 +212,15 @@ class PackagedModel:
             )
 
 
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hf_specdec"
+@cache
+def _digest_of(*parts: tuple[Path, int, int]) -> str:
+    """SHA-256 of files one after the other, each with its size and the time of its last change."""
+    digest = hashlib.sha256()
+    for part, _, _ in parts:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _first_file(package: str, pattern: str) -> Path | None:

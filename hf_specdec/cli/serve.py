@@ -46,6 +46,13 @@ def serve(
         int | None, typer.Option(min=1, help="Most draft tokens of a step, over all its requests.")
     ] = None,
     compiles: CompileOption = False,
+    compile_cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder in which compiled code is kept for later starts, or off.",
+            show_default="~/.cache/hf_specdec/compiled, unless TORCHINDUCTOR_CACHE_DIR or TRITON_CACHE_DIR is set",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
     model_name: Annotated[
@@ -117,6 +124,7 @@ def serve(
         import uvicorn
 
         from .. import loading
+        from ..compiling.kept import compile_cache_of
         from ..config import SpeculativeConfig
         from ..serving.engine.options import EngineOptions, StartError
         from ..serving.http_server import HttpServer
@@ -156,6 +164,7 @@ def serve(
             with_images=not isinstance(images, str),
             adapters=adapters,
             shares_prefixes=shares_prefixes,
+            compile_cache=compile_cache_of(compile_cache) if compiles or device.startswith("cuda") else None,
         )
         engine = process.begin(options, _tell)
 

@@ -27,6 +27,7 @@ class EngineOptions:
         with_images (`bool`): whether the target is loaded with what reads images.
         adapters (`dict[str, str]`): Hub id or folder of each LoRA adapter that requests can choose, by name.
         shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks.
+        compile_cache (`str`, *optional*): folder in which compiled code is kept for later processes; see `KeptCode`.
     """
 
     target: str | None
@@ -42,6 +43,7 @@ class EngineOptions:
     with_images: bool = False
     adapters: dict[str, str] = field(default_factory=dict)
     shares_prefixes: bool = True
+    compile_cache: str | None = None
 
 
 class StartError(Exception):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
+from ...compiling.kept import KeptCode
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
 from ..interpreter import let_go_at_the_end, let_steps_go_first
@@ -22,6 +24,9 @@ from .server import EngineServer
 def run(options: EngineOptions, connection: Connection) -> None:
     """Loads the models, and serves the other end of the connection until that closes."""
     tell = lambda text: connection.send(Stage(text))  # noqa: E731
+    kept = None if options.compile_cache is None else KeptCode(Path(options.compile_cache), options.device)
+    if kept is not None:
+        kept.use()
     try:
         # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
         with ThreadPoolExecutor(max_workers=1) as loader:
@@ -32,9 +37,11 @@ def run(options: EngineOptions, connection: Connection) -> None:
     let_steps_go_first()
     manager.warmup()
     with manager:
-        EngineServer(manager, tokenizer, connection).serve()
+        EngineServer(manager, tokenizer, connection, when_warm=None if kept is None else kept.note).serve()
         manager.stop(hard_stop=True)
     connection.close()  # tells the server that no step runs
+    if kept is not None:
+        kept.note()  # of what has been compiled since the warm-up
     let_go_at_the_end()
 
 

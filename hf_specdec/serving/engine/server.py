@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,12 +30,18 @@ class EngineServer:
         manager (`SpeculativeBatchingManager`): runs the requests; the caller starts and stops it.
         tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer, for stop strings.
         connection (`Connection`): one end of a pipe, whose other end the client has.
+        when_warm (`Callable`, *optional*): called in a thread when the manager has warmed up.
     """
 
     def __init__(
-        self, manager: SpeculativeBatchingManager, tokenizer: PreTrainedTokenizerBase, connection: Connection
+        self,
+        manager: SpeculativeBatchingManager,
+        tokenizer: PreTrainedTokenizerBase,
+        connection: Connection,
+        when_warm: Callable[[], None] | None = None,
     ):
         self._manager, self._tokenizer, self._connection = manager, tokenizer, connection
+        self._when_warm = when_warm
         self._sending = threading.Lock()
         self._told: dict[str, int] = {}
         """Number of tokens already sent, by name of the open request."""
@@ -55,6 +62,8 @@ class EngineServer:
                 if not is_warm and self._manager.is_warm:
                     is_warm = True
                     self._send(Warm())
+                    if self._when_warm is not None:
+                        threading.Thread(target=self._when_warm, daemon=True).start()
                 self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()
