@@ -102,6 +102,11 @@ def test_what_the_vocabulary_cannot_write_fails(client: TestClient) -> None:
             "`structured_outputs` must have one of `json`, `regex`, `choice`, `grammar` and `json_object`, but has "
             "`regex` and `choice`.",
         ),
+        (
+            "completions",
+            {"structured_outputs": {"choice": ["a" * 40_000, "b" * 40_000]}},
+            "`structured_outputs.choice` may have 65536 characters in all. Give fewer or shorter choices.",
+        ),
     ],
 )
 def test_what_is_wrong(client: TestClient, path: str, options: dict[str, Any], says: str) -> None:

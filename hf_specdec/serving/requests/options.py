@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, model_validator
 
 from ...trees import AutoTree, DynamicTree, TokenTree, as_tree
 from ...trees.token_tree import MAX_NODES
@@ -40,6 +40,8 @@ LONGEST_SEQUENCE = 64
 """Most tokens of such a sequence."""
 LONGEST_TREE = 32768
 """Most characters of a tree as text."""
+_TREES = r"^(auto|default|(chain|branching|dynamic):[1-9][0-9]?(,[1-9][0-9]?)*|\[[(0-9,) ]+\])$"
+_RANK = {"type": "integer", "minimum": 0}
 LARGEST_VOCABULARY = 2**20
 
 
@@ -71,7 +73,20 @@ StopStrings = Annotated[
     | Annotated[ListOf[_StopString], Field(max_length=MOST_STOP_STRINGS)],
     checking(_stop_strings),
 ]
-Tree = Annotated[str | list[Any] | dict[str, Any] | None, BeforeValidator(_tree)]
+Tree = Annotated[
+    str | list[Any] | dict[str, Any] | None,
+    BeforeValidator(_tree),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "maxLength": LONGEST_TREE, "pattern": _TREES},
+                {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": _RANK}},
+                {"type": "object"},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 Tokens = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LARGEST_VOCABULARY)]
 Sequence = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LONGEST_SEQUENCE)]
 Token = Annotated[

@@ -13,7 +13,7 @@ from .kinds import Boolean, Closed, ListOf, Open, Text, told, wrong_field
 
 MOST_CHOICES = 1024
 LONGEST = 2**16
-"""Most characters of a regular expression, a grammar or a choice."""
+"""Most characters of a regular expression, a grammar or all choices: compiling them holds up other requests."""
 MOST_OF_A_REASON = 160
 """Most characters of what is said of a wrong schema or grammar."""
 
@@ -102,6 +102,8 @@ class StructuredOutputs(Closed):
                 "`structured_outputs` must have one of `json`, `regex`, `choice`, `grammar` and `json_object`, but "
                 f"has {what}."
             )
+        if sum(map(len, self.choice or ())) > LONGEST:
+            raise wrong_field("choice", f"may have {LONGEST} characters in all. Give fewer or shorter choices")
         try:
             grammar = self.as_grammar()
         except ValueError as error:  # no JSON, or no grammar
