@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .generation import hook
+from . import hooks
 
 
 if TYPE_CHECKING:
@@ -91,4 +91,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-hook.install_when_needed()
+hooks.install_when_needed()

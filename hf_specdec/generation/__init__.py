@@ -1,8 +1,7 @@
 """
-The loop of a speculative `generate` call, from the hook in transformers to what comes back.
+The loop of a speculative `generate` call, from what `hooks` pass on to what comes back.
 
-- `hook`, `importing`: how `generate` becomes ours, once transformers is loaded.
-- `calls`, `arguments`: entry point of a call behind the hook, and what it is given.
+- `calls`, `arguments`: entry point of a call behind the hooks, and what it is given.
 - `refusals`, `model_refusals`: calls and models that cannot be served.
 - `loop`: propose, score, accept, commit.
 - `target`, `prefill`: the target in one call.

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
-from hf_specdec.generation import hook
+from hf_specdec.hooks.calls import MODULES_OF_DRAFTS
 from hf_specdec.metrics import set_last_metrics
 
 
@@ -128,8 +128,8 @@ def test_importing_again_is_harmless() -> None:
         assert [method.__wrapped__ for method in hooked] == list(original)
         import hf_specdec
         importlib.reload(hf_specdec)
-        importlib.reload(hf_specdec.generation.hook)
-        hf_specdec.generation.hook.install()
+        importlib.reload(hf_specdec.hooks)
+        hf_specdec.hooks.install()
         importlib.reload(hf_specdec)
         assert (GenerationMixin._assisted_decoding, GenerationMixin._validate_generation_mode) == hooked
 
@@ -158,4 +158,4 @@ def test_every_head_is_known_by_its_module() -> None:
     public = [getattr(hf_specdec, name) for name in hf_specdec.__all__]
     heads = [one for one in public if isinstance(one, type) and issubclass(one, PreTrainedModel)]
     assert {hf_specdec.BlockHead, hf_specdec.EagleHead, hf_specdec.MedusaHeads, hf_specdec.MtpHead} <= set(heads)
-    assert {one.__module__ for one in heads} <= set(hook._MODULES_OF_DRAFTS)
+    assert {one.__module__ for one in heads} <= set(MODULES_OF_DRAFTS)
