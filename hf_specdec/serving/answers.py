@@ -65,7 +65,7 @@ def pieces_of(
     if parser is None or not may_have_parts(gen_config):
         total = None
     else:
-        total = TotalParser.over(parser, only_reasons)
+        total = TotalParser.over(parser, only_reasons, own.tools)
     return AnswerPieces(tokenizer, total, left_out(tokenizer, gen_config), own.demanded, own.is_one_call)
 
 

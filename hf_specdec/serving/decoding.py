@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ class Beside:
         grammar_after (`FreeBeginning`, *optional*): what comes before the text of the request's grammar.
         demanded (`Demanded`, *optional*): that the grammar is of calls.
         may_reason (`bool`): whether reasoning may come before the text of the grammar.
+        tools (`list[dict]`): those that the model is shown.
         is_one_call (`bool`): whether no call comes after another one.
         length_field (`str`, *optional*): the field of the body with the most tokens of the answer.
     """
@@ -47,6 +49,7 @@ class Beside:
     grammar_after: FreeBeginning | None = None
     demanded: Demanded | None = None
     may_reason: bool = False
+    tools: Sequence[dict[str, Any]] = ()
     is_one_call: bool = False
     length_field: str | None = None
 

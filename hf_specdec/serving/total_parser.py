@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from transformers.cli.serving.utils import ToolCall
@@ -47,10 +48,20 @@ class TotalParser(ResponseParser):
     """Whether there is text that is none."""
 
     @classmethod
-    def over(cls, parser: ResponseParser, only_reasons: bool = False) -> TotalParser:
-        """A parser in the state of another one, which has read the prompt."""
+    def over(
+        cls, parser: ResponseParser, only_reasons: bool = False, tools: Sequence[dict[str, Any]] = ()
+    ) -> TotalParser:
+        """
+        A parser in the state of another one, which has read the prompt.
+
+        Args:
+            parser (`ResponseParser`): the other one.
+            only_reasons (`bool`): whether all is content but the reasoning that the text begins with.
+            tools (`list[dict]`): the request's, of which handlers of older transformers tell their parser nothing.
+        """
         own = cls.__new__(cls)
         own.__dict__.update(parser.__dict__)
+        own._tool_params = ResponseParser(parser._spec, prefix="", tools=list(tools))._tool_params
         own._opening, own._pieces, own._told_to = "", [own._body], own._pos
         own._only_reasons, own._has_begun = only_reasons, False
         return own
@@ -104,7 +115,9 @@ class TotalParser(ResponseParser):
             self._check_tags(field, body)
             super()._close_current(events)
             if field == "tool_calls" and len(events) > before:
-                events[-1]["value"] = calls_in(events[-1]["value"])
+                calls = events[-1]["value"] = calls_in(events[-1]["value"])
+                if not self._opening.strip():  # bare JSON, which may be anything
+                    self._check_names(calls)
         except Exception:  # whatever a field's parser makes of what a model writes
             del events[before:]
             if field != self._implicit_name:
@@ -112,6 +125,11 @@ class TotalParser(ResponseParser):
             events.append({"type": "raw", "field": field, "text": body})
             self._reset_to_implicit()
         self._pieces.clear()
+
+    def _check_names(self, calls: list[ToolCall]) -> None:
+        """Raises for calls of functions that the request does not have."""
+        if not all(call.name in self._tool_params for call in calls):
+            raise ValueError(f"no tool: {calls!r}")
 
     def _check_tags(self, field: str | None, body: str) -> None:
         """Raises for a region of tags that is cut, or has more than these, which their parser would leave out."""

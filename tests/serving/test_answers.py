@@ -16,6 +16,7 @@ for package in ("fastapi", "openai", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 from support.asking import calls_in  # noqa: E402
+from support.call_templates import TEMPLATES  # noqa: E402
 from support.scripts import BEGINS, END, Script, config_of, tokenizer  # noqa: E402
 from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser, parse_response  # noqa: E402
@@ -111,6 +112,42 @@ def test_what_a_model_writes_is_answered(
     if path == "responses" and expected[3] == "length":
         expected = (*expected[:3], "length")
     assert parts_of(Script(text, kind, is_cut), path, stream) == expected
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "kind, written_as, text, expected",
+    [
+        ("llama", "llama", f"{FLAT}{END}", ("", [CALL])),
+        ("llama", "llama", f"Well. {FLAT}{END}", (f"Well. {FLAT}", [])),
+        ("llama", "llama", f"{FLAT[:-1]}{END}", (FLAT[:-1], [])),
+        ("llama", "llama", '{"name": "g", "parameters": {}}', ('{"name": "g", "parameters": {}}', [])),  # no tool
+        ("qwen3_moe", "qwen3_5", f"So.\n{XML}{END}", ("So.", [("f", '{"x": 1}')])),
+        ("nobody", "qwen3", f"{GOOD}{END}", ("", [CALL])),
+    ],
+)
+def test_calls_are_read_as_the_chat_template_writes_them(
+    kind: str, written_as: str, text: str, expected: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the model's type is; bare JSON is a call if it is one of the tools."""
+    monkeypatch.setattr(tokenizer(), "response_template", None, raising=False)
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+    script = Script(text, kind, template=TEMPLATES[written_as])
+    answer = asked(script, "chat/completions", stream, tools=[{"type": "function", "function": function}])
+    choices = [one["choices"][0] for one in (answer if stream else [answer])]
+    parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+    found = "".join(part.get("content") or "" for part in parts), calls_in(parts)
+    assert found == expected
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_one_call_if_that_is_asked_for(stream: bool) -> None:
+    text = f"{GOOD}\n{GOOD}{END}"
+    for parallel, count in ((True, 2), (None, 2), (False, 1)):
+        answer = asked(Script(text), "chat/completions", stream, parallel_tool_calls=parallel)
+        choices = [one["choices"][0] for one in (answer if stream else [answer])]
+        assert calls_in([choice.get("delta") or choice.get("message") or {} for choice in choices]) == [CALL] * count
+        assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 def test_characters_that_are_cut() -> None:

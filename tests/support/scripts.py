@@ -52,15 +52,24 @@ class Script:
         is_cut (`bool`): whether the text ends because it is as long as it may be.
         error (`str`): what then fails, if something does.
         step (`int`): tokens that are told at once in a stream.
+        template (`str`, *optional*): the chat template; by default one that writes no calls.
     """
 
     fatal_error = None
 
-    def __init__(self, text: str, kind: str = "qwen3", is_cut: bool = False, error: str | None = None, step: int = 3):
+    def __init__(
+        self,
+        text: str,
+        kind: str = "qwen3",
+        is_cut: bool = False,
+        error: str | None = None,
+        step: int = 3,
+        template: str | None = None,
+    ):
         self.model = Served(config_of(kind), GenerationConfig(eos_token_id=tokenizer().eos_token_id), 2**20, None)
         self.background_thread_status = self
         asks = "{% for message in messages %}{{ message.content }}{% endfor %}"
-        tokenizer().chat_template = f"{asks}{{{{ {BEGINS.get(kind, '')!r} }}}}"
+        tokenizer().chat_template = template or f"{asks}{{{{ {BEGINS.get(kind, '')!r} }}}}"
         self._tokens, self._is_cut, self._error = tokenizer()(text)["input_ids"], is_cut, error
         self._step = step
         self._handlers: dict[str, Any] = {}
