@@ -54,7 +54,6 @@ def _delta(piece: CallPiece, name: str | None = None) -> ChoiceDeltaToolCall:
 
 class Chats(TokenisedElsewhere, OwnRequests, ScoredChoices, QuickChunks, _CallChunks):
     _body = BODIES["/v1/chat/completions"]
-    _streams_calls = True
 
     def _mark_demanded(self, answer: dict[str, Any], is_cut: bool) -> None:
         answer["choices"][0]["finish_reason"] = "length" if is_cut else "stop"

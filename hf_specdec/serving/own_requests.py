@@ -50,8 +50,6 @@ class OwnRequests:
     """Whether answers have parts by the model's response template."""
     _with_logprobs: Any
     """Adds log-probabilities to an answer."""
-    _streams_calls = False
-    """Whether streams can have pieces of calls."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
         name = self.model_manager.id_of(body.get("model"))
@@ -141,7 +139,7 @@ class OwnRequests:
             if tool in tools and (reason := models.calls.check(tool)) is not None:
                 where = "function.parameters" if "function" in tool else "parameters"
                 raise RequestRefused(f"`tools[{number}].{where}` {told_of(reason)}.")
-        is_named, in_pieces = isinstance(choice, dict), self._streams_calls and bool(body.get("stream"))
+        is_named, in_pieces = isinstance(choice, dict), bool(body.get("stream"))
         is_one = body.get("parallel_tool_calls") is False or is_named
         grammar = models.calls.grammar(tools, is_one, may_begin_lines=models.reasoning is not None)
         demanded = models.calls.demanded(tools, is_named, in_pieces)
@@ -168,6 +166,7 @@ class OwnRequests:
             beside(config),
             demanded=body.get("demanded"),
             may_reason=self._has_parts,
+            tools=body.get("tools") or (),
             is_one_call=body.get("parallel_tool_calls") is False,
         )
         if body.get("logit_bias"):

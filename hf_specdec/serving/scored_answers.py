@@ -9,10 +9,10 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import ReasoningText
 
 from .answer_logprobs import AnswerLogprobs, ScoredToken, of_chat, of_completion
+from .response_streams import PieceResponses
 from .stream_ends import event
 
 
@@ -92,7 +92,7 @@ class ScoredChoices:
         return answer
 
 
-class ScoredResponses(ResponseHandler):
+class ScoredResponses(PieceResponses):
     """Handles responses."""
 
     def _streaming(self, *args: Any, **options: Any) -> StreamingResponse:

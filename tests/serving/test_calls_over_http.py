@@ -62,6 +62,17 @@ def test_demanded_calls(client: Any) -> None:
     assert joined.function.arguments == call.function.arguments == "".join(one.function.arguments for one in deltas)
 
 
+def test_streamed_responses(client: Any) -> None:
+    tool = {"type": "function", "name": "paint", "parameters": SCHEMA, "strict": True}
+    options: Any = {"model": MODEL, "input": "Paint it.", "tools": [tool], "tool_choice": "required"}
+    with client.responses.stream(parallel_tool_calls=False, **options) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        found = stream.get_final_response()
+    (call,) = [item for item in found.output if item.type == "function_call"]
+    assert call.name == "paint" and call.arguments == "".join(pieces) and len(pieces) > 3
+    assert set(json.loads(call.arguments)) == {"colour", "name"}
+
+
 def test_forms_and_cached_tokens(client: Any) -> None:
     """The prompt is the last one's, but for the end of it."""
     form = {"type": "json_schema", "json_schema": {"name": "paint", "schema": {"enum": ["red", "blue"]}}}

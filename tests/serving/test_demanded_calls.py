@@ -109,24 +109,27 @@ def test_calls_that_are_cut(client: TestClient, kind: str) -> None:
         assert not calls or whole.startswith(calls[0][1]) and len(calls[0][1]) < len(whole)
 
 
-def test_responses(client: TestClient) -> None:
-    """Their spellings, and the same calls."""
+def test_responses(client: TestClient, kind: str) -> None:
+    """Their spellings, and the same calls; in a stream, each item has its place among those of the whole response."""
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    choice = {"type": "function", "name": "weather"}
-    body = {"input": "a", "tools": tools, "tool_choice": choice, "seed": 3, "max_output_tokens": 300}
-    body |= {name: BODY[name] for name in ("generation_config",)}
-    answers = []
-    for stream in (False, True):
-        response = client.post("/v1/responses", json=body | {"stream": stream})
-        assert response.status_code == 200, response.text
-        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-        answers.append(events[-1]["response"] if stream else response.json())
-    calls = [
-        [(one["name"], one["arguments"]) for one in answer["output"] if one["type"] == "function_call"]
-        for answer in answers
+    body = {"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "weather"}, "seed": 3}
+    body |= {"max_output_tokens": 300, "generation_config": BODY["generation_config"]}
+    whole = client.post("/v1/responses", json=body).json()
+    response = client.post("/v1/responses", json=body | {"stream": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    output = events[-1]["response"]["output"]
+    message, call = output
+    assert [(one["type"], one.get("arguments")) for one in output] == [
+        (one["type"], one.get("arguments")) for one in whole["output"]
     ]
-    assert calls[0] == calls[1] and [name for name, _ in calls[0]] == ["weather"]
-    jsonschema_rs.validate(PARAMETERS, json.loads(calls[0][0][1]))
+    assert (call["name"], call["status"]) == ("weather", "completed")
+    jsonschema_rs.validate(PARAMETERS, json.loads(call["arguments"]))
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [(one["output_index"], one["item"]["id"]) for one in added] == [(0, message["id"]), (1, call["id"])]
+    assert added[1]["item"]["arguments"] == ""
+    deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call["arguments"] and (len(deltas) > 3) == (kind in ("llama", "qwen3"))
 
 
 @pytest.mark.parametrize(
