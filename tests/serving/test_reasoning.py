@@ -48,7 +48,7 @@ def asked(request: pytest.FixtureRequest, model: Any) -> Iterator[tuple[str, Any
 
 def parts(client: TestClient, path: str, thinks: bool, **options: Any) -> tuple[str, str, list[tuple[str, str]]]:
     """Reasoning, content and calls; the same streamed. Reasoning begins at once or never, and ends after a while."""
-    bias = {str(THINK): 30, str(CLOSE): 27} if thinks else {str(THINK): -100, str(CLOSE): 2}
+    bias = {str(THINK): 30, str(CLOSE): 28} if thinks else {str(THINK): -100, str(CLOSE): 4}
     body: dict[str, Any] = {"seed": 1, "generation_config": {"do_sample": True}, "max_tokens": 150}
     body |= {"messages": [{"role": "user", "content": "a"}]} if path == "chat/completions" else {"prompt": "a"}
     body |= {"logit_bias": bias | {str(END): -100}} | options  # the end comes where nothing else may
@@ -65,14 +65,17 @@ def parts(client: TestClient, path: str, thinks: bool, **options: Any) -> tuple[
     return found[0]
 
 
-@pytest.mark.parametrize("thinks", [True, False], ids=["thinks", "does not"])
-def test_forms(asked: tuple[str, Any], thinks: bool) -> None:
+@pytest.mark.parametrize(
+    "thinks, options, pattern",
+    [(True, {"response_format": FORM}, '"ab"'), (False, REGEX, "[ab]{3}c")],
+    ids=["thinks", "does not"],
+)
+def test_forms(asked: tuple[str, Any], thinks: bool, options: dict[str, Any], pattern: str) -> None:
     """The reasoning is free, and what comes after it is content of the form."""
     prompt, client = asked
-    for options, pattern in (({"response_format": FORM}, '"ab"'), (REGEX, "[ab]{3}c")):
-        reasoning, content, calls = parts(client, "chat/completions", thinks, **options)
-        assert re.fullmatch(pattern, content) and not calls, (reasoning, content)
-        assert bool(reasoning) == (prompt == "begun" or (prompt == "open" and thinks))
+    reasoning, content, calls = parts(client, "chat/completions", thinks, **options)
+    assert re.fullmatch(pattern, content) and not calls, (reasoning, content)
+    assert bool(reasoning) == (prompt == "begun" or (prompt == "open" and thinks))
 
 
 def test_demanded_calls(asked: tuple[str, Any]) -> None:
@@ -83,6 +86,7 @@ def test_demanded_calls(asked: tuple[str, Any]) -> None:
     assert [name for name, _ in calls] == ["f"] and isinstance(json.loads(calls[0][1]), dict)
 
 
+@pytest.mark.parametrize("asked", ["begun"], indirect=True)
 def test_completions_do_not_reason(asked: tuple[str, Any]) -> None:
     _, client = asked
     assert parts(client, "completions", True, response_format=FORM)[1] == '"ab"'
