@@ -31,18 +31,26 @@ SOURCES = {
     "hf_specdec": ROOT / "hf_specdec",
     "hf_specdec_kernels": ROOT / "kernels" / "hf-specdec-kernels" / "torch-ext" / "hf_specdec_kernels",
 }
-COMMANDS = ("bench", "convert", "demo", "doctor", "serve", "train", "tune")
+COMMANDS = ("bench", "convert", "demo", "doctor", "generate-file", "serve", "train", "tune")
 
 LOOKS = """
-import contextlib, importlib, io, json, runpy, sys
+import contextlib, importlib.util, io, json, runpy, sys
 from importlib.metadata import distribution
 from typer.testing import CliRunner
 import hf_specdec, hf_specdec_kernels
 from hf_specdec.benchmarking.prompts import built_in
 from hf_specdec.cli import build_app
 
+def file_of(name):
+    try:
+        return importlib.import_module(name).__file__
+    except ModuleNotFoundError as error:
+        if error.name != "ray":  # which is not in the extra `dev`
+            raise
+        return importlib.util.find_spec(name).origin
+
 names = json.load(sys.stdin)
-modules = {name: importlib.import_module(name).__file__ for name in names["modules"]}
+modules = {name: file_of(name) for name in names["modules"]}
 helps = {name: CliRunner().invoke(build_app(), [name, "--help"]).output for name in names["commands"]}
 prompts = [prompt.text for prompt in built_in()]
 version = distribution("hf-specdec").version
