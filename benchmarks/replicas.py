@@ -81,9 +81,10 @@ async def tokens_per_second(address: str, concurrency: int, options: argparse.Na
             written += answer.usage.completion_tokens
         return written
 
-    began = time.perf_counter()
-    written = await asyncio.gather(*(ask_some() for _ in range(concurrency)))
-    return sum(written) / (time.perf_counter() - began)
+    async with client:
+        began = time.perf_counter()
+        written = await asyncio.gather(*(ask_some() for _ in range(concurrency)))
+        return sum(written) / (time.perf_counter() - began)
 
 
 def main() -> None:
