@@ -41,9 +41,11 @@ def answer(answers: Answering, record: Any) -> dict[str, Any]:
 def test_answers_are_those_of_the_server(served: tuple[Any, Answering], path: str, record: dict[str, Any]) -> None:
     client, answers = served
     told = client.post(f"/v1/{path}", json=record).json()
-    expected = {"choices": told["choices"], "usage": told["usage"]}
-    assert answer(answers, record) == expected
-    assert answer(answers, record | {"id": [1, "a"]}) == {"id": [1, "a"]} | expected
+    found, named = answer(answers, record), answer(answers, record | {"id": [1, "a"]})
+    assert found.keys() == {"choices", "usage"} and found["usage"].keys() == told["usage"].keys()
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):  # what is found in a cache changes
+        assert found["usage"][name] == told["usage"][name]
+    assert found["choices"] == told["choices"] == named["choices"] and named["id"] == [1, "a"]
 
 
 @pytest.mark.parametrize(
