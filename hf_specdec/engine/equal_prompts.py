@@ -37,12 +37,13 @@ class EqualPrompts:
         """Blocks to copy from, blocks to copy to, and how many slots."""
 
     def admit(self, request: Request) -> None:
-        """Takes note of a request's text, if enough of it is behind its full blocks."""
-        if self._drafting.tokens_ahead <= 1 and (request.length - 1) % self._size >= LEAST_TOKENS:
+        """Takes note of a request's text, if enough of it is behind its full blocks, and its last token is text."""
+        own = request.length - 1
+        if self._drafting.tokens_ahead <= 1 and own % self._size >= LEAST_TOKENS and own >= request.num_read_whole:
             self._keys[request] = key_of_text(request, self._size)
 
     def key_of(self, request: Request) -> bytes | None:
-        """The key of a request's text; None if too little of it is behind its full blocks."""
+        """The key of a request's text; None if nothing of it is worth a copy, or can be copied."""
         return self._keys.get(request)
 
     def read(self, request: Request) -> None:

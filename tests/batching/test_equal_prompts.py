@@ -87,17 +87,18 @@ def test_samples() -> None:
     assert len(texts) == 8
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-def test_images(name: str) -> None:
-    """Which are in no full block."""
-    model, inputs = vision.VISION_MODELS[name][0](), vision.ragged_image_prompts(name, ((9, 14),))[0]
+@pytest.mark.parametrize("name, behind", [("gemma3", 14), ("qwen3_vl", 14), ("qwen3_vl", 0)])
+def test_images(name: str, behind: int) -> None:
+    """Which are in no full block; where a prompt ends with its image, it is read whole each time."""
+    model, inputs = vision.VISION_MODELS[name][0](), vision.ragged_image_prompts(name, ((9, behind),))[0]
     manager = manager_for(model, "eagle")
     length = inputs["input_ids"].shape[1]
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=9)[0, length:].tolist()
     other = inputs | {"pixel_values": -3 * inputs["pixel_values"].flip(-1)}
     texts, _ = write(manager, [inputs, inputs, other, inputs])
     assert [texts[number] for number in (0, 1, 3)] == [expected] * 3 and texts[2] != expected
-    assert manager.state.num_prompt_tokens == 2 * length + 2
+    assert manager.state.num_prompt_tokens == (2 * length + 2 if behind else 4 * length)
+    assert manager.state.num_prefix_hits == (2 * (length - 1) if behind else 0)
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
