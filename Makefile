@@ -22,7 +22,7 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo space smoke test test-slow test-sweep coverage test-oldest test-newest test-newest-pinned test-plain \
-	test-space bench-auto kernel check format clean
+	test-space bench-auto kernel dist check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
@@ -38,6 +38,7 @@ help:
 	@echo "make test-space   the page of make space, in Chromium"
 	@echo "make bench-auto   tree=\"auto\" against plain steps and fixed trees, on this machine"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
+	@echo "make dist         wheel and source distribution, into dist/, as the package index takes them"
 	@echo "make check        ruff: lint and formatting; mypy: types"
 	@echo "make format       ruff: fix and format"
 	@echo "make clean        removes the virtual environments, builds and caches"
@@ -84,6 +85,19 @@ bench-auto: .venv/.demo
 kernel:
 	$(PYTHON) kernels/hf-specdec-kernels/build.py
 
+# The wheel is built from the source distribution. What they hold, and whether they work, is tested in
+# tests/test_packaging.py; here is what an upload asks for, and the syntax in newer Pythons that are installed.
+dist: .venv-dist/.dist
+	rm -rf dist
+	.venv-dist/bin/python -m build --quiet
+	.venv-dist/bin/twine check --strict dist/*
+	@for python in python3.12 python3.13; do \
+		$$python -c "" 2>/dev/null || continue; \
+		echo "Compiling the wheel with $$python"; \
+		rm -rf .venv-dist/wheel && .venv-dist/bin/python -m zipfile -e dist/*.whl .venv-dist/wheel && \
+		$$python -W error -m compileall -q .venv-dist/wheel || exit 1; \
+	done
+
 check: .venv/.dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -125,6 +139,11 @@ endef
 .venv/.dev: constraints.txt $(SETUP)
 	$(call install,.venv,constraints.txt,dev)
 	@touch .venv/.demo $@
+
+.venv-dist/.dist: constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --constraint constraints.txt build twine
+	@touch $@
 
 # As README says, and nothing else; the versions are pinned to the newest.
 .venv-plain/.plain: constraints-newest.txt $(SETUP)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .rl import OnlineHead, rollouts
     from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BlockConfig",
     "BlockHead",

@@ -1,7 +1,8 @@
-"""The built wheel, installed where the checkout cannot be seen, and the source distribution, against the checkout."""
+"""The source distribution, and the wheel built from it, installed where the checkout cannot be seen."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pkgutil
@@ -31,6 +32,10 @@ SOURCES = {
     "hf_specdec": ROOT / "hf_specdec",
     "hf_specdec_kernels": ROOT / "kernels" / "hf-specdec-kernels" / "torch-ext" / "hf_specdec_kernels",
 }
+PACKED = ("hf_specdec/", "kernels/", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+"""What the wheel is made from. Other files are empty in the source distribution of these tests, to be packed fast."""
+OPTIONAL = [name for name in ("ray",) if not importlib.util.find_spec(name)]
+"""Packages that `dev` leaves out, without which some modules cannot be imported."""
 COMMANDS = ("bench", "convert", "demo", "doctor", "generate-file", "serve", "train", "tune")
 
 LOOKS = """
@@ -41,16 +46,15 @@ import hf_specdec, hf_specdec_kernels
 from hf_specdec.benchmarking.prompts import built_in
 from hf_specdec.cli import build_app
 
-def file_of(name):
-    try:
-        return importlib.import_module(name).__file__
-    except ModuleNotFoundError as error:
-        if error.name != "ray":  # which is not in the extra `dev`
-            raise
-        return importlib.util.find_spec(name).origin
-
 names = json.load(sys.stdin)
-modules = {name: file_of(name) for name in names["modules"]}
+modules = {}
+for name in names["modules"]:
+    try:
+        modules[name] = importlib.import_module(name).__file__
+    except ModuleNotFoundError as error:
+        if error.name not in names["optional"]:
+            raise
+        modules[name] = importlib.util.find_spec(name).origin
 helps = {name: CliRunner().invoke(build_app(), [name, "--help"]).output for name in names["commands"]}
 prompts = [prompt.text for prompt in built_in()]
 version = distribution("hf-specdec").version
@@ -73,18 +77,35 @@ def run(*command: Any, stdin: str | None = None, folder: Path | None = None) -> 
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing of an earlier build is in it, and nothing of this one stays behind."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "checkout"
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
-    for name in ("hf_specdec", "kernels"):
-        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    run(sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+def repository() -> list[str]:
+    """The files that git knows, or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def sdist(repository: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in a copy, so that nothing of an earlier build is in it, and nothing of this one stays behind."""
+    folder = tmp_path_factory.mktemp("sdist")
+    for name in repository:
+        copy = folder / "checkout" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy) if name.startswith(PACKED) else copy.touch()
+    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    run(sys.executable, "-c", build, folder=folder / "checkout")
+    (built,) = folder.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """Built from the source distribution, as `python -m build` and an installation of that do."""
+    folder = sdist.parent
+    run(sys.executable, "-m", "pip", "wheel", sdist, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     (built,) = folder.glob("*.whl")
-    shutil.rmtree(copy)
     return built
 
 
@@ -109,7 +130,9 @@ def answer(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     """What `LOOKS` finds, in one process for all tests: importing torch and transformers takes longest."""
     demo = ["--target", str(TINY_TARGET), "--device", "cpu", "--max-new-tokens", "12"]
     script = str(clean / "bin" / "hf-specdec")
-    question = json.dumps({"modules": modules(), "commands": COMMANDS, "demo": demo, "script": script})
+    question = json.dumps(
+        {"modules": modules(), "optional": OPTIONAL, "commands": COMMANDS, "demo": demo, "script": script}
+    )
     # Isolated: neither the working folder nor variables of the environment lead to other packages.
     folder = tmp_path_factory.mktemp("elsewhere")
     return json.loads(run(clean / "bin" / "python", "-I", "-c", LOOKS, stdin=question, folder=folder).splitlines()[-1])
@@ -146,30 +169,27 @@ def test_metadata_of_the_wheel(wheel: Path) -> None:
     metadata = Parser().parsestr(archive.read(name).decode())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata["Version"] == hf_specdec.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(
+        metadata.get_all("Classifier")
+    )
     assert set(metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
     assert {item.name for item in required if item.marker is None} == {"torch", "transformers"}
 
 
-def test_the_source_distribution_holds_what_the_repository_holds(tmp_path: Path) -> None:
-    """All tests with what they read, docs, examples and benchmarks. Files are empty here, to be packed fast."""
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-    for name in names:
-        copy = tmp_path / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.touch()
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
-    run(sys.executable, "-c", build, folder=tmp_path)
-    (built,) = (tmp_path / "dist").glob("*.tar.gz")
-    with tarfile.open(built) as archive:
+def test_the_source_distribution_holds_what_the_repository_holds(sdist: Path, repository: list[str]) -> None:
+    """All tests with what they read, docs, examples and benchmarks."""
+    with tarfile.open(sdist) as archive:
         held = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    assert set(names) <= held
-    assert not {name for name in held - set(names) if ".egg-info/" not in name} - {"PKG-INFO", "setup.cfg"}
+    assert set(repository) <= held
+    assert not {name for name in held - set(repository) if ".egg-info/" not in name} - {"PKG-INFO", "setup.cfg"}
+
+
+def test_changes_and_citation_are_of_this_version() -> None:
+    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    assert newest and cited and newest[1] == cited[1] == hf_specdec.__version__
 
 
 def test_every_extra_says_what_it_is_for() -> None:

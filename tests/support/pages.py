@@ -31,7 +31,8 @@ from .hub_server import TOKEN, running_hub
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "goldens"
 CHAT = "{% for message in messages %}t5 t6 t7 {% endfor %}{% if add_generation_prompt %}t8{% endif %}"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 PLAIN = (".",)
 PUBLISHED = {
