@@ -17,9 +17,10 @@ from hf_specdec.verification import Verifier
 @contextmanager
 def accepting(tree: TokenTree, length: float, device: torch.device) -> Iterator[None]:
     """
-    A context in which captured greedy steps of one row or more that grow `tree` accept `length` tokens a step, the
-    bonus token included: nodes of the tree's path of best children. The greedy walk runs as well, so a step does all
-    its work and some 10 us more. Steps must be captured within it; those without drafts are left as they are.
+    A context in which captured steps of one row or more that grow `tree` accept `length` tokens a step, the bonus
+    token included: nodes of the tree's path of best (or first drawn) children. The walks run as well, so a step does
+    all its work and some 10 us more for each; the next token of a sampled row is the one that its walk has drawn.
+    Steps must be captured within it; those without drafts are left as they are.
 
     Args:
         tree (`TokenTree`): the tree, whose nodes a static draft has in the same order.
@@ -34,7 +35,7 @@ def accepting(tree: TokenTree, length: float, device: torch.device) -> Iterator[
     nodes = [0, *(1 + tree.paths.index((0,) * depth) for depth in range(1, tree.depth + 1))]
     best = torch.tensor(nodes, device=device)
     whole, rest = math.floor(length - 1), math.fmod(length - 1, 1)
-    carried = torch.zeros((), dtype=torch.float64, device=device)
+    carried = {kind: torch.zeros((), dtype=torch.float64, device=device) for kind in Verifier}
     patched: Any = Verdict
     original = patched.walk
 
@@ -49,17 +50,19 @@ def accepting(tree: TokenTree, length: float, device: torch.device) -> Iterator[
         walked = original(verdict, logits, tokens, draft, by_depth, **options)
         if tokens.shape[1] == 1:
             return walked
-        assert verdict.kind == Verifier.GREEDY and tokens.shape[1] == tree.num_nodes + 1
-        path, accepted, _ = walked
+        assert tokens.shape[1] == tree.num_nodes + 1
+        path, accepted, next_tokens = walked
         path = best.expand(path.shape)
-        carried.add_(rest)
-        wanted = (whole + carried.floor()).long()
-        carried.frac_()
+        carried[verdict.kind].add_(rest)
+        wanted = (whole + carried[verdict.kind].floor()).long()
+        carried[verdict.kind].frac_()
         usable = (tokens.gather(1, path)[:, 1:] >= 0).long().cumprod(dim=1).sum(dim=1)
         accepted = torch.where(accepted < 0, accepted, usable.minimum(wanted))
-        last = path.gather(1, accepted.clamp(min=0)[:, None])
-        at_last = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))[:, 0]
-        return path.contiguous(), accepted, at_last.argmax(dim=-1).masked_fill(accepted < 0, -1)
+        if verdict.kind == Verifier.GREEDY:
+            last = path.gather(1, accepted.clamp(min=0)[:, None])
+            at_last = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))[:, 0]
+            next_tokens = at_last.argmax(dim=-1).masked_fill(accepted < 0, -1)
+        return walked._replace(path=path.contiguous(), accepted=accepted, next_tokens=next_tokens)
 
     patched.walk = walk
     try:

@@ -1,0 +1,97 @@
+"""
+Measures one contender in a process of its own: `python -m peers.worker CONTENDER JOB OUTPUT`.
+
+Writes JSON lines to OUTPUT, each as soon as it is known: what the contender ran with, then one line for every
+temperature and number of open requests. Standard library only, as job.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .contenders import CONTENDERS
+from .job import Engine, Job
+
+
+MOST_TEXTS = 8
+"""Greedy texts that are kept, to be compared."""
+
+
+def cells(engine: Engine, job: Job) -> Iterator[dict[str, Any]]:
+    """The figures of every cell; a cell that fails does not end the others."""
+    for temperature in job.temperatures:
+        for number in job.open:
+            cell = {"temperature": temperature, "open": number}
+            try:
+                yield cell | measure(engine, job, temperature, number)
+            except Exception as error:  # the other cells are still measured
+                yield cell | {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn over the prompts: its texts, its seconds, and what was drafted and accepted."""
+
+    texts: list[list[int]]
+    seconds: float
+    drafts: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return sum(map(len, self.texts)) / self.seconds
+
+
+def turns(engine: Engine, job: Job, temperature: float, number: int, most: int) -> list[Turn]:
+    """Up to `most` turns, of which none but the first begins after the job's seconds."""
+    begin, found = time.perf_counter(), []
+    while len(found) < most and (not found or time.perf_counter() - begin < job.seconds):
+        start = time.perf_counter()
+        answers = [engine.generate(batch, temperature) for batch in job.batches(number)]
+        seconds = time.perf_counter() - start
+        drafts, accepted = (sum(getattr(one, name) or 0 for one in answers) for name in ("drafts", "accepted"))
+        found.append(Turn([text for one in answers for text in one.tokens], seconds, drafts, accepted))
+    return found
+
+
+def measure(engine: Engine, job: Job, temperature: float, number: int) -> dict[str, Any]:
+    """The figures of one cell; the throughput is the median of its turns, the lower one of two in the middle."""
+    turns(engine, job, temperature, number, job.warm_up)
+    timed = turns(engine, job, temperature, number, job.turns)
+    rates = sorted(turn.rate for turn in timed)
+    drafts, accepted = sum(turn.drafts for turn in timed), sum(turn.accepted for turn in timed)
+    return {
+        "tokens_per_second": rates[(len(rates) - 1) // 2],
+        "of_turns": rates,
+        "acceptance_length": 1 + accepted / drafts if drafts else None,
+        "texts": timed[0].texts[:MOST_TEXTS] if temperature == 0 else [],
+    }
+
+
+def main(name: str, job_file: str, output: str) -> None:
+    job = Job.read(Path(job_file))
+    with Path(output).open("w") as file:
+
+        def write(line: dict[str, Any]) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        begin = time.perf_counter()
+        engine = CONTENDERS[name].start(name, job)
+        write({"ran_with": engine.ran_with, "seconds_to_start": time.perf_counter() - begin})
+        try:
+            for cell in cells(engine, job):
+                write(cell)
+        finally:
+            engine.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
