@@ -11,8 +11,9 @@ from suite.set_walks import accepting
 from support.graphs import install_stand_in
 
 from hf_specdec.engine.captured.verdicts import Verdict
-from hf_specdec.trees import DraftTree, Topology
+from hf_specdec.trees import DraftTree, TokenTree, Topology
 from hf_specdec.verification import Verifier
+from hf_specdec_kernels.rejection_sampling.walks import Walks
 
 
 @pytest.mark.parametrize("name", hybrid_speed.TREES)
@@ -39,6 +40,23 @@ def test_walks_of_a_set_length(name: str) -> None:
     assert sum(counts) == 4 * (length - 1) and max(counts) - min(counts) <= 1
     with pytest.raises(ValueError, match="`length` must be from 1 to 6"), accepting(tree, 6.5, torch.device("cpu")):
         pass
+
+
+@pytest.mark.parametrize("other", [Verifier.FROM_TARGET, Verifier.REJECTION])
+def test_walks_of_several_kinds_take_turns_on_their_own(other: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with sampled rows walk once for every kind; each alternates by itself, and draws its own next token."""
+    tree = TokenTree.chain(4)
+    draft = DraftTree(torch.zeros(1, 4, dtype=torch.long), Topology.of_tree(tree, torch.device("cpu")))
+    given = Walks(torch.zeros(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([6]))
+    monkeypatch.setattr(Verdict, "walk", lambda *args, **options: given)
+    counts: dict[Verifier, list[int]] = {Verifier.GREEDY: [], other: []}
+    with accepting(tree, 2.5, torch.device("cpu")):
+        for _ in range(4):
+            for kind, found in counts.items():
+                walked = Verdict(kind).walk(torch.eye(5)[None], torch.zeros(1, 5, dtype=torch.long), draft)
+                found.append(int(walked.accepted[0]))
+                assert walked.next_tokens.tolist() == [found[-1] if kind == Verifier.GREEDY else 6]
+    assert counts == {Verifier.GREEDY: [1, 2, 1, 2], other: [1, 2, 1, 2]}
 
 
 @pytest.mark.slow
