@@ -31,6 +31,10 @@ class EngineFailed(RuntimeError):
     """Raised for a record without an answer for which it is not to blame."""
 
 
+class RecordFailed(EngineFailed):
+    """Raised for a record whose answer has failed, while the engine goes on with others."""
+
+
 class Answering:
     """
     Answers records as the server answers requests, with its names, defaults and checks of options.
@@ -52,7 +56,8 @@ class Answering:
 
         Raises:
             RequestRefused: if the record is wrong; the message says what is.
-            EngineFailed: if it cannot be answered for another reason.
+            RecordFailed: if its answer fails in another way, and the engine goes on.
+            EngineFailed: if the engine has ended.
         """
         body = parsed(record)
         name = {"id": body.pop("id")} if "id" in body else {}
@@ -66,8 +71,10 @@ class Answering:
             reason = found["error"]["message"]
             if status in REFUSED:
                 raise RequestRefused(reason)
-            if status != 503 or self.engine.fatal_error is not None:
+            if self.engine.fatal_error is not None:
                 raise EngineFailed(reason)
+            if status != 503:
+                raise RecordFailed(reason)
             await asyncio.sleep(SECONDS_TO_RETRY)
 
 

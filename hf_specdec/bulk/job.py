@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..serving.errors import RequestRefused
-from .answers import EngineFailed
+from .answers import EngineFailed, RecordFailed
 from .outputs import Output
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
+MOST_FAILED = 10
+"""Records that may fail twice each, without an answer to another one, before the run stops: it is not their fault."""
 
 
 class Answers(Protocol):
@@ -63,20 +65,23 @@ class Job:
     ):
         self._output, self._answers, self._most = output, answers, most_at_once
         self._tell, self._tell_bad = tell, tell_bad
+        self._failed: list[tuple[int, str]] = []
+        """Lines and errors of records after whose failure none has been asked for and answered."""
         self._began = time.monotonic()
         self._tokens_before = output.num_tokens
 
     async def run(self) -> None:
         """
-        Answers all.
+        Answers all. A record whose answer fails twice is skipped as a bad one is, if the engine answers others.
 
         Raises:
-            EngineFailed: if the engine fails. The same run can go on.
+            EngineFailed: if the engine fails, or no record is answered. The same run can go on.
         """
         left = iter(self._output.share())
         watching = asyncio.ensure_future(self._watch())
         try:
             await self._answer_all(left)
+            self._skip_failed(self._failed)
             self._output.update()
             lost = 0 if self._output.is_complete else len(self._output.share())
             if lost:
@@ -105,15 +110,38 @@ class Job:
         journal, records = self._output.journal, self._output.records
         assert journal is not None
         for index in left:
-            line = records.lines[index]
+            line, failed_before = records.lines[index], list(self._failed)
             try:
-                found = await self._answers.answer(records.read(index))
+                found = await self._answer_or_retry(records.read(index))
             except RequestRefused as error:
-                self._tell_bad(line, str(error))
-                found = {"error": str(error)}
+                self._skip(line, str(error))
+            except RecordFailed as error:
+                self._failed.append((line, str(error)))
+                if len(self._failed) >= MOST_FAILED:
+                    raise EngineFailed(f"{records.path}, line {line}: {error}") from error
             except EngineFailed as error:
                 raise EngineFailed(f"{records.path}, line {line}: {error}") from error
-            journal.append({"line": line} | found)
+            else:
+                journal.append({"line": line} | found)
+                self._skip_failed(failed_before)
+
+    async def _answer_or_retry(self, record: bytes) -> dict[str, Any]:
+        try:
+            return await self._answers.answer(record)
+        except RecordFailed:
+            return await self._answers.answer(record)
+
+    def _skip_failed(self, failed: list[tuple[int, str]]) -> None:
+        """Skips records of which it is known that the engine has answered one after them."""
+        for one in failed:
+            if one in self._failed:
+                self._skip(*one)
+        self._failed = [one for one in self._failed if one not in failed]
+
+    def _skip(self, line: int, reason: str) -> None:
+        assert self._output.journal is not None
+        self._tell_bad(line, reason)
+        self._output.journal.append({"line": line, "error": reason})
 
     async def _watch(self) -> None:
         """Reads what the processes have written, and tells of it."""

@@ -50,6 +50,7 @@ class Output:
         self._check()
         if self.is_complete:
             self._take_result()
+            self._remove_journals()  # left by a process that was killed as it removed them
             return
         self.journal = Journal(path.with_name(f"{path.name}.part{rank}"))
         self.update()
@@ -114,7 +115,10 @@ class Output:
                 f"{str(self.path)!r} has been made by another program. The answers are in {str(draft)!r}."
             )
         draft.rename(self.path)
-        for path in self._journals:
+        self._remove_journals()
+
+    def _remove_journals(self) -> None:
+        for path in self._found_journals():
             path.unlink(missing_ok=True)
 
     # ---------------------------------------------------------------------------------------------------- which run

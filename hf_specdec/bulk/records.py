@@ -21,7 +21,7 @@ class Records:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if no line of it is a JSON object.
+        ValueError: if it is a pipe, or no line of it is a JSON object.
     """
 
     def __init__(self, path: Path):
@@ -29,6 +29,8 @@ class Records:
         self.lines = array("Q")
         """Number of each record's line in the file, from 1."""
         self._begins = array("Q")
+        if path.is_fifo():
+            raise ValueError(f"{str(path)!r} is a pipe, and records are read at any place. Write it to a file first.")
         digest, at, has_object, problem = hashlib.sha256(), 0, False, "It has no lines."
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -26,7 +26,7 @@ from support.bulk import (  # noqa: E402
 )
 
 from hf_specdec.bulk import Output, Records  # noqa: E402
-from hf_specdec.bulk.answers import EngineFailed  # noqa: E402
+from hf_specdec.bulk.answers import EngineFailed, RecordFailed  # noqa: E402
 
 
 NUMBER = 120
@@ -102,6 +102,48 @@ class Breaks(Echo):
         if json.loads(record)["prompt"] == self._prompt:
             raise EngineFailed("broken")
         return await super().answer(record)
+
+
+class Fails(Echo):
+    """Fails with some records, and goes on."""
+
+    def __init__(self, lines: range, twice: bool = True):
+        super().__init__()
+        self.left = {f"p{line - 1}ü": 2 if twice else 1 for line in lines}
+
+    async def answer(self, record: bytes) -> dict[str, Any]:
+        prompt = json.loads(record)["prompt"]
+        if self.left.get(prompt):
+            self.left[prompt] -= 1
+            raise RecordFailed("it has failed")
+        return await super().answer(record)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_records_that_fail_again_are_skipped(prompts: Path, output: Path, twice: bool) -> None:
+    """The last one, too, after which nothing is answered."""
+    lines = {50, NUMBER} if twice else set()
+    run = run_job(prompts, output, Fails(range(50, NUMBER + 1, NUMBER - 50), twice))
+    assert lines_of(output) == [answer for answer in expected(NUMBER) if answer["line"] not in lines]
+    assert {line for line, error in run.skipped.items() if error == "it has failed"} == lines
+
+
+def test_an_engine_that_answers_none(prompts: Path, output: Path) -> None:
+    """Stops, and the next one is asked for all of them."""
+    with pytest.raises(EngineFailed, match="it has failed"):
+        run_job(prompts, output, Fails(range(50, NUMBER + 1)))
+    run_job(prompts, output, Echo())
+    assert lines_of(output) == expected(NUMBER)
+
+
+def test_killed_as_journals_are_removed(prompts: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_job(prompts, output, Echo())
+    assert len(files_beside(output)) == 3
+    run_job(prompts, output, None)
+    assert files_beside(output) == [output.name, f"{output.name}.run.json"]
 
 
 def test_killed_as_the_output_is_written(prompts: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

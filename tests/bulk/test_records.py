@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def test_blank_lines_are_no_records(tmp_path: Path) -> None:
     assert list(records.lines) == [1, 4, 5, 6, 7]
     assert [records.read(index) for index in (4, 0, 3)] == [b'{"prompt": "c"}', b'{"prompt": "a"}', b"\xff"]
     assert [records.index_of(line) for line in records.lines] == [0, 1, 2, 3, 4]
+
+
+def test_pipes_are_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe, .* Write it to a file first"):
+        Records(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
