@@ -50,8 +50,10 @@ FOLDERS = {
     "SmolLM2-135M-Instruct-EAGLE3": "safeailab_eagle3",
     "SmolLM2-135M-Instruct-DSpark": "dspark",
     "SmolLM2-135M-Instruct-draft": "tiny_target",
+    "model_cards/SmolLM2-135M-Instruct-EAGLE3": "safeailab_eagle3",
+    "my-head": "safeailab_eagle1",
 }
-"""The same for folders that model cards name."""
+"""The same for folders that pages name."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def _run_page(page: Path, place: Path, names: dict[str, Any]) -> None:
     place.mkdir()
     os.chdir(place)
     for name, golden in FOLDERS.items():
+        (place / name).parent.mkdir(exist_ok=True)
         (place / name).symlink_to(GOLDENS / golden)
     before = set(names)
     after = run_blocks(page, {"__name__": page.stem, **names})
