@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from ..job import Answers, Job, versions
 from .loading import load, padded, sampling
@@ -70,9 +70,15 @@ class Batching:
     """Transformers' continuous batching. Its manager is kept between calls, and made anew for another temperature."""
 
     def __init__(self, job: Job, arguments: dict[str, Any]):
-        self._model, self._job, self._arguments = load(job.target, job, job.is_random), job, arguments
+        self._model, self._job = load(job.target, job, job.is_random), job
         self._temperature: float | None = None
-        self.ran_with = versions("transformers", "torch", "triton", "flash-attn") | {"arguments": arguments}
+        options: dict[str, Any] = {"max_requests_per_batch": max(job.open), "allow_block_sharing": False}
+        if job.device == "cpu":  # by default it takes most of the memory
+            empty = ContinuousBatchingConfig()
+            size = getattr(empty, "page_size", None) or empty.block_size  # as releases before 5.23 call it
+            options["num_blocks"] = max(job.open) * (job.longest // size + 2)
+        self._config = ContinuousBatchingConfig(**(options | arguments))
+        self.ran_with = versions("transformers", "torch", "triton", "flash-attn") | {"arguments": options | arguments}
 
     def generate(self, prompts: list[list[int]], temperature: float) -> Answers:
         if self._temperature not in (None, temperature):
@@ -82,7 +88,7 @@ class Batching:
             **sampling(temperature), max_new_tokens=self._job.new_tokens, eos_token_id=-1, pad_token_id=0
         )
         found = self._model.generate_batch(
-            prompts, generation_config=config, persistent_manager=True, **self._arguments
+            prompts, generation_config=config, continuous_batching_config=self._config, persistent_manager=True
         )
         if torch.device(self._job.device).type == "cuda":
             torch.cuda.synchronize()
