@@ -40,8 +40,8 @@ def batch() -> dict[str, torch.Tensor]:
 
 @lru_cache
 def frozen_target() -> Any:
-    """A reader freezes its target: not the one that all tests share."""
-    return copy.deepcopy(trained_target())
+    """The target as a training run freezes it: not the one that all tests share."""
+    return copy.deepcopy(trained_target()).eval().requires_grad_(False)
 
 
 def reader_for(head: BlockHead, packed: bool = False) -> TargetReader:
