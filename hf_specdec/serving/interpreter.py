@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -20,11 +21,7 @@ def never_search_again() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def let_go_at_the_end() -> None:
-    """Undoes `never_search_again` as the process ends: libraries tell of what is still kept then as leaked."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # libraries tell of what is still kept as the process ends as leaked
 
 
 def let_steps_go_first() -> None:

@@ -111,6 +111,7 @@ def running_server(*arguments: str, log: Path) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+        assert "leaked" not in log.read_text()
 
 
 def _wait_until_healthy(address: str, process: subprocess.Popen, log: Path) -> None:

@@ -15,7 +15,7 @@ from ...batching import Limits, SpeculativeBatchingManager
 from ...compiling.kept import KeptCode
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
-from ..interpreter import let_go_at_the_end, let_steps_go_first
+from ..interpreter import let_steps_go_first
 from .messages import NotServed, Stage
 from .options import EngineOptions, StartError
 from .server import EngineServer
@@ -42,7 +42,6 @@ def run(options: EngineOptions, connection: Connection) -> None:
     connection.close()  # tells the server that no step runs
     if kept is not None:
         kept.note()  # of what has been compiled since the warm-up
-    let_go_at_the_end()
 
 
 def load(
