@@ -27,7 +27,7 @@ from hf_specdec.serving.engine import process as engine_process
 from hf_specdec.serving.engine import start as engine_start
 from hf_specdec.serving.engine.client import EngineClient
 from hf_specdec.serving.engine.options import EngineOptions, StartError
-from hf_specdec.serving.engine.start import EngineProcess
+from hf_specdec.serving.engine.start import running_engine
 from hf_specdec.serving.interpreter import let_steps_go_first
 
 
@@ -218,15 +218,6 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_start, "multiprocessing", FORKED)
-
-
-@contextmanager
-def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
-    """An engine in a process of its own, loaded."""
-    with EngineProcess() as process:
-        engine = process.begin(options)
-        engine.wait_until_loaded()
-        yield engine
 
 
 @pytest.mark.usefixtures("_forked")

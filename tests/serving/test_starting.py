@@ -155,6 +155,23 @@ def test_an_end_while_it_starts() -> None:
     assert one.error is None
 
 
+def test_an_end_before_the_engine_is_loaded() -> None:
+    """It is not waited for, and what it tells nevertheless is no error."""
+    connection, theirs = multiprocessing.Pipe()
+    lines: list[str] = []
+    engine = EngineClient(connection, lines.append)
+    engine.fail_open()
+    theirs.send(served(is_warm=True))
+    theirs.send(Stage("later"))
+    until = time.monotonic() + 10
+    while not lines:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    before = time.monotonic()
+    assert not engine.stop(10) and time.monotonic() - before < 5
+    theirs.close()
+
+
 def test_access() -> None:
     with server(api_keys=["secret"]) as (one, _):
         assert one.get("/health")[0] == 503 and one.get("/version")[0] == 200

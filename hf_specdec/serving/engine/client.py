@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -171,9 +171,9 @@ class EngineClient:
         Asks the engine to end, and waits at most `timeout` seconds until it has.
 
         Returns:
-            `bool`: whether it has closed its end of the pipe, after its last step. While it loads, it does not listen.
+            `bool`: whether it has closed its end of the pipe, after its last step. Before it is loaded, it does not listen.
         """
-        if not self._loaded.done():
+        if not self._loaded.done() or self._loaded.exception() is not None:
             return False
         self.close()
         return self._is_closed.wait(timeout)
@@ -269,7 +269,7 @@ class EngineClient:
     def _exit_code(self) -> str:
         if self._process is None:
             return ""
-        wait([self._process.sentinel], SECONDS_FOR_EXIT_CODE)
+        self._process.join(SECONDS_FOR_EXIT_CODE)
         code = self._process.exitcode
         return "" if code is None else f" (exit code {code})"
 
@@ -291,7 +291,9 @@ class EngineClient:
                 self._note_warm()
             else:
                 self._note_stage(WARMING_UP)
-            self._loaded.set_result(None)
+            with self._lock:
+                if not self._loaded.done():  # the server may end already
+                    self._loaded.set_result(None)
         elif isinstance(message, Warm):
             self._note_warm()
         elif isinstance(message, NotServed):
