@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
@@ -171,9 +172,12 @@ def _digest_of(path: Path) -> str:
 
 
 def _size_of(folder: Path) -> int:
-    return sum(
-        Path(place, name).stat().st_size for place, _, names in os.walk(folder) for name in names if name != _LOCK
-    )
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # another process compiles, and renames its files
+                size += Path(place, name).stat().st_size if name != _LOCK else 0
+    return size
 
 
 def _empty(folder: Path) -> None:

@@ -103,6 +103,14 @@ def test_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bool(left(code)) for code in codes] == [True, False, True]
 
 
+def test_files_that_are_renamed_meanwhile(tmp_path: Path, warnings: list[str]) -> None:
+    """By another process, between the list of files and the look at their sizes."""
+    (compiled(tmp_path).folder / "inductor/gone.tmp").symlink_to("nowhere")
+    found = dict[str, str]()
+    KeptCode(tmp_path, "cpu").use(found)
+    assert found and not warnings
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, warnings: list[str]) -> None:
     (tmp_path / "file").write_text("")
     code, found = KeptCode(tmp_path / "file", "cpu"), dict[str, str]()
