@@ -27,13 +27,17 @@ def checked_device(device: str | None) -> str:
     """The device given on the command line, or the default device; `typer.BadParameter` if there is no such device."""
     device = device or loading.default_device()
     try:
-        kind = torch.device(device).type
+        kind, index = torch.device(device).type, torch.device(device).index
     except RuntimeError as error:
         raise typer.BadParameter(
             f"{device!r} is no device. Write cpu, cuda or cuda:1.", param_hint="--device"
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter(f"{device!r}: PyTorch finds no CUDA device here. Use cpu.", param_hint="--device")
+    if kind == "cuda" and index is not None and index >= (number := torch.cuda.device_count()):
+        raise typer.BadParameter(
+            f"{device!r}: PyTorch finds {number} CUDA devices here, from 0 to {number - 1}.", param_hint="--device"
+        )
     return device
 
 
