@@ -171,7 +171,7 @@ class EngineClient:
         Asks the engine to end, and waits at most `timeout` seconds until it has.
 
         Returns:
-            `bool`: whether it has closed its end of the pipe, after its last step. Before it is loaded, it does not listen.
+            `bool`: whether it has closed its end of the pipe, after its last step. Before it is loaded, it does not.
         """
         if not self._loaded.done() or self._loaded.exception() is not None:
             return False
