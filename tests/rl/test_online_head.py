@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 from support.batches import limits
-from support.exact import SIGNIFICANCE, fit
+from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
 from support.graphs import install_stand_in
 from support.heads import tiny_head
 from support.models import tiny_model
-from support.sampling import LENGTH, TREE, a_head, expected_tokens, the_target
+from support.sampling import LENGTH, TREE, a_head, small_model
 
 import hf_specdec
 from hf_specdec import EagleHead, OnlineHead
 from hf_specdec.drafters.heads import in_dtype_of
+from hf_specdec.engine.prefixes import PrefixCache
 from hf_specdec.training.data import Text
 from hf_specdec.training.packing import Collator, make_row
 from hf_specdec.training.reading import TargetReader
@@ -81,25 +82,45 @@ def test_it_learns_what_it_is_shown() -> None:
     assert head.losses[-1] < head.losses[0]
 
 
-def test_texts_are_distributed_as_without_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the head changes from call to call: in place, where captured steps read it."""
+def fits_of_two_policies(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
+    """
+    How well texts fit the enumeration of two policies, whose weights one model has in turn, written in place. The head
+    changes after every call: in place, too, where captured steps read it. 480 texts of each policy.
+    """
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
-    target, given = the_target(), a_head(6)
-    head = OnlineHead(given, lr=0.05, **(FEW | {"texts_per_step": 16}))
-    prompts = [[5, 5, 3, 7]] * 200
-    rows, places = [], set()
+    policies, policy = [small_model(seed) for seed in (0, 50)], small_model(0)
+    head = OnlineHead(a_head(6), lr=0.05, **(FEW | {"texts_per_step": 16}))
+    prompt, places = [5, 5, 3, 7, 1, 6, 2, 4, 3], set()  # two blocks that texts share
+    rows: tuple[list[list[int]], ...] = ([], [])
     torch.manual_seed(0)
-    big = limits(3000, max_requests_per_batch=200, max_batch_tokens=1200)
-    with hf_specdec.rollouts(target, head, tree=TREE, continuous_batching_config=big) as rollouts:
-        for _ in range(7):
-            outputs = target.generate_batch(prompts, max_new_tokens=LENGTH, do_sample=True, top_k=0, eos_token_id=-1)
-            rows += [output.generated_tokens for output in outputs.values()]
-            drafting = in_dtype_of(head.head, target)
-            assert torch.equal(drafting.fc.weight, head.head.fc.weight.to(target.dtype))
+    big = limits(3000, max_requests_per_batch=120, max_batch_tokens=1200)
+    with hf_specdec.rollouts(policy, head, tree=TREE, continuous_batching_config=big) as rollouts:
+        for call in range(8):
+            with torch.no_grad():
+                for own, value in zip(policy.parameters(), policies[call % 2].parameters(), strict=True):
+                    own.copy_(value)
+            outputs = policy.generate_batch(
+                [prompt] * 120, max_new_tokens=LENGTH, do_sample=True, top_k=0, eos_token_id=-1
+            )
+            rows[call % 2].extend(output.generated_tokens for output in outputs.values())
+            drafting = in_dtype_of(head.head, policy)
+            assert torch.equal(drafting.fc.weight, head.head.fc.weight.to(policy.dtype))
             places.add(tuple(weight.data_ptr() for weight in drafting.parameters()))
-    assert head.num_steps == 7 and len(places) == 1 and stand_in.replays > 0
-    assert fit(torch.tensor(rows), expected_tokens("plain")).p_value > SIGNIFICANCE
+    assert head.num_steps == 8 and len(places) == 1 and stand_in.replays > 0
     assert any(metrics.num_accepted_tokens for metrics in rollouts.metrics)
+    inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.long)}
+    expected = [enumerate_tokens(one, inputs, LENGTH) for one in policies]
+    return [fit(torch.tensor(texts), joint) for texts, joint in zip(rows, expected, strict=True)]
+
+
+def test_texts_are_distributed_as_those_of_the_policy_of_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert min(one.p_value for one in fits_of_two_policies(monkeypatch)) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+def test_blocks_of_an_earlier_policy_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixCache, "renew", lambda *_: None)
+    assert min(one.p_value for one in fits_of_two_policies(monkeypatch)) < SIGNIFICANCE
 
 
 @pytest.mark.parametrize("way", ["state_dict", "save_pretrained"])
