@@ -154,7 +154,8 @@ class OnlineHead(EagleDrafter):
     def _step(self, target: PreTrainedModel) -> float:
         """One optimizer step on texts drawn from those that are kept; returns its loss."""
         head, device = self.head, self.head.device
-        chosen = torch.randperm(len(self._texts), generator=self._generator)[: self.texts_per_step].tolist()
+        order = torch.randperm(len(self._texts), generator=self._generator, device="cpu")
+        chosen = order[: self.texts_per_step].tolist()
         batch = Collator(0)([make_row([self._texts[index]]) for index in chosen])
         batch = {name: values.to(device) for name, values in batch.items()}
         boundaries = head.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)

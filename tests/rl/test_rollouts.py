@@ -129,6 +129,7 @@ def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.Mon
     for is_prepared in (False, True):
         model = tiny_model().float()
         if is_prepared:
+            accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # that of another test
             model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
             accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         forward = model.to(dtype).forward

@@ -95,6 +95,7 @@ def test_prompts(client: Any) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_usage_of_streams(client: Any, path: str, number: int) -> None:
     """In a chunk without choices, in none, or, as in `transformers serve`, in the last one."""
+    ask(client, path, n=number, seed=1)  # from now on the prompt is in the prefix cache
     wanted = ask(client, path, n=number, seed=1)["usage"]
     for include, place in ((True, -1), (False, None), (None, -1)):
         chunks = chunks_of(client, path, n=number, seed=1, stream_options={"include_usage": include})
