@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 
 
-_OF_SPACE = ("SmolLM2-135M-Instruct-EAGLE3", "SmolLM2-135M-Instruct-draft")
+_OF_SPACE = tuple(f"SmolLM2-135M-Instruct-{draft}" for draft in ("EAGLE3", "DSpark", "draft"))
 """Folders of model_cards/ that the page looks for beside itself."""
 _REQUIREMENT = "hf-specdec"
 

@@ -7,7 +7,7 @@ Plain and speculative decoding side by side, with the tree behind every token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ import gradio as gr  # isort: skip
 
 from decoding import Recording, decode, encode
 from drawing import tree_svg
-from models import load_models
+from draws import draw
+from histogram import histogram_html, key_html
+from models import load_models, target_name
 from text import (
     Words,
     legend_html,
     message_html,
-    note_html,
     panel_html,
     step_summary,
     text_html,
@@ -38,12 +39,12 @@ from hf_specdec.trees.text import parse_tree
 HERE = Path(__file__).resolve().parent
 WARM_UP_TOKENS = 8
 TREES = [
+    "auto",
     "default",
     "dynamic:5,2,8",
     "chain:4",
     "branching:3,2,1",
     "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]",
-    "auto",
 ]
 EXAMPLES = [
     "Give me a simple recipe for pancakes, step by step.",
@@ -78,7 +79,18 @@ watch("value", () => {
 
 models = load_models()
 words = Words(models.tokenizer)
-on_cpu = models.target.device.type == "cpu"
+drafts = list(models.drafts)
+
+
+@dataclass
+class Shown:
+    """A run: the prompt's tokens, what drafted, and the recordings."""
+
+    prompt: list[int]
+    temperature: float
+    names: list[str]
+    plain: Recording
+    drafted: list[Recording]
 
 
 @dataclass
@@ -87,31 +99,36 @@ class Page:
 
     message: str = ""
     plain: str = ""
-    drafted: str = ""
+    drafted: list[str] = field(default_factory=lambda: ["", ""])
     legend: str = ""
     verdict: str = ""
     tree: str = ""
-    shown: Recording | None = None
-    """The run whose trees can be looked at."""
+    shown: Shown | None = None
+    """What was run, once it is done."""
 
     def outputs(self) -> list[Any]:
-        steps = len(self.shown.steps) if self.shown and self.shown.done else 0
+        steps = len(self.shown.drafted[0].steps) if self.shown else 0
         slider = gr.Slider(value=max(steps, 1), maximum=max(steps, 2), visible=steps > 1)
-        return [self.message, self.plain, self.drafted, self.legend, self.verdict, self.tree, slider, self.shown]
+        draws = gr.Column(visible=bool(self.shown and self.shown.temperature))
+        last = len(self.shown.plain.tokens) - 1 if self.shown else 1
+        place = gr.Slider(value=min(2, last), minimum=0, maximum=max(last, 1))
+        panels = [self.message, self.plain, *self.drafted, self.legend, self.verdict, self.tree]
+        return [*panels, slider, self.shown, 0, draws, place, "", "", ""]
 
 
-PLAIN, DRAFTED = "Plain", "With a tree of drafts"
+PLAIN = "Plain"
 
 
 def waiting(text: str) -> str:
     return f'<div class="text waits">{text}</div>'
 
 
-def first_page() -> Page:
+def first_page(names: list[str]) -> Page:
     return Page(
-        message=note_html(models.note),
         plain=panel_html(PLAIN, waiting("The model writes one token per forward.")),
-        drafted=panel_html(DRAFTED, waiting("A draft guesses, one forward of the model checks all guesses.")),
+        drafted=[
+            panel_html(name, waiting("It guesses; one forward of the model checks all guesses.")) for name in names
+        ],
         legend=legend_html(),
     )
 
@@ -123,77 +140,116 @@ def run(*settings: Any) -> Iterator[list[Any]]:
 
 
 @gpu  # in a process of its own, which gets and gives plain values
-def pages(prompt: str, draft: str, tree: str, temperature: float, max_new_tokens: int) -> Iterator[Page]:
+def pages(prompt: str, left: str, right: str, tree: str, temperature: float, max_new_tokens: int) -> Iterator[Page]:
     """Decodes plainly, then with drafts, so that each has the machine to itself. Mistakes become messages."""
     try:
         config = SpeculativeConfig(tree=parse_tree(tree or ""))
-        speculation = {"draft": models.drafts[draft], "speculative_config": config}
-        yield from compare(prompt, speculation, temperature, int(max_new_tokens))
+        speculations = {}
+        for name in (left, right):
+            speculations[name] = {"draft": models.drafts[name], "speculative_config": config}
+        yield from compare(prompt, [left, right], speculations, temperature, int(max_new_tokens))
     except (TypeError, ValueError) as error:  # a bad tree, an empty prompt, a draft that does not fit
-        page = first_page()
+        page = first_page([left, right])
         page.message = message_html(str(error))
         yield page
 
 
-def compare(prompt: str, speculation: dict[str, Any], temperature: float, max_new_tokens: int) -> Iterator[Page]:
+def compare(
+    prompt: str, names: list[str], speculations: dict[str, Any], temperature: float, max_new_tokens: int
+) -> Iterator[Page]:
     inputs = encode(models.tokenizer, prompt, models.target.device)
     options = sampling_options(temperature)
-    page = first_page()
+    page = first_page(names)
     page.plain = panel_html(PLAIN, waiting("Warming up …"))
-    page.drafted = panel_html(DRAFTED, waiting("Waits for the plain run, so that each has the machine to itself."))
+    page.drafted = [panel_html(name, waiting("Waits, so that each has the machine to itself.")) for name in names]
     yield page
-    for each in ({}, speculation):  # kernels are loaded, and what does not fit is refused
+    for each in ({}, *speculations.values()):  # kernels are loaded, and what does not fit is refused
         for _ in decode(models.target, inputs, **options, **each, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens)):
             pass
     for plain in decode(models.target, inputs, **options, max_new_tokens=max_new_tokens):
         page.plain = panel_html(PLAIN, text_html(plain, words, coloured=False), plain)
         yield page
-    for drafted in decode(models.target, inputs, **options, **speculation, max_new_tokens=max_new_tokens):
-        page.shown = drafted
-        page.drafted, page.tree = drafted_html(drafted), forest_html(drafted, len(drafted.steps) - 1)
-        page.legend = legend_html(drafted)
-        if drafted.done:
-            dtype = str(models.target.dtype).removeprefix("torch.")
-            page.verdict = verdict_html(plain, drafted, temperature == 0, dtype)
-        yield page
+    dtype = str(models.target.dtype).removeprefix("torch.")
+    recordings = []
+    for side, name in enumerate(names):
+        for drafted in decode(models.target, inputs, **options, **speculations[name], max_new_tokens=max_new_tokens):
+            page.drafted[side] = drafted_html(name, drafted)
+            yield page
+        recordings.append(drafted)
+        page.verdict += verdict_html(plain, drafted, temperature == 0, dtype).replace(
+            '"verdict">', f'"verdict">{name}: '
+        )
+    page.shown = Shown(inputs["input_ids"][0].tolist(), temperature, names, plain, recordings)
+    page.legend = legend_html()
+    page.tree = forest_html(names[0], recordings[0], len(recordings[0].steps) - 1)
+    yield page
 
 
-def drafted_html(recording: Recording, selected: int | None = None) -> str:
-    return panel_html(DRAFTED, text_html(recording, words, True, selected), recording)
+@gpu
+def draw_pages(shown: Shown | None, place: float) -> Iterator[list[Any]]:
+    """The histograms of both drafts as they grow."""
+    if shown is None:
+        return
+    htmls = ["", ""]
+    try:
+        context = shown.prompt + shown.plain.ids[: int(place)]
+        before = models.tokenizer.decode(context[-13:-1], skip_special_tokens=True)
+        key = key_html(f"…{before}", words.alone(context[-1]), shown.temperature)
+        for side, name in enumerate(shown.names):
+            for draws in draw(models.target, models.drafts[name], context, shown.temperature):
+                htmls[side] = histogram_html(name, draws, words.alone)
+                yield [key, *htmls]
+    except (TypeError, ValueError) as error:
+        yield [message_html(str(error)), *htmls]
 
 
-def forest_html(recording: Recording, number: int) -> str:
+def drafted_html(name: str, recording: Recording, selected: int | None = None) -> str:
+    return panel_html(name, text_html(recording, words, True, selected), recording)
+
+
+def forest_html(name: str, recording: Recording, number: int) -> str:
     """The tree of a step, and a line about it."""
     if not 0 <= number < len(recording.steps):
         return ""
     step = recording.steps[number]
-    summary = step_summary(step, number, len(recording.steps))
+    summary = f"{name}. {step_summary(step, number, len(recording.steps))}"
     return (
         f'<div class="forest"><p>{summary}</p><div class="scroll">{tree_svg(step, words.alone, summary)}</div></div>'
     )
 
 
-def show_step(recording: Recording | None, number: int) -> list[Any]:
+def show_step(shown: Shown | None, side: int, number: int) -> list[Any]:
     """The tree of a step, whose tokens are marked in the text. Steps are counted from 0 on."""
-    if recording is None:
-        return [gr.skip(), gr.skip(), gr.skip()]
-    return [drafted_html(recording, number), forest_html(recording, number), number + 1]
+    if shown is None:
+        return [gr.skip()] * 5
+    panels = [
+        drafted_html(name, recording, number if at == side else None)
+        for at, (name, recording) in enumerate(zip(shown.names, shown.drafted, strict=True))
+    ]
+    steps = len(shown.drafted[side].steps)
+    slider = gr.Slider(value=number + 1, maximum=max(steps, 2), visible=steps > 1)
+    return [*panels, forest_html(shown.names[side], shown.drafted[side], number), slider, side]
 
 
-def show_clicked(recording: Recording | None, event: gr.EventData) -> list[Any]:
-    return show_step(recording, event.step)
+def show_left(shown: Shown | None, event: gr.EventData) -> list[Any]:
+    return show_step(shown, 0, event.step)
 
 
-def show_slid(recording: Recording | None, step: int) -> list[Any]:
-    return show_step(recording, int(step) - 1)
+def show_right(shown: Shown | None, event: gr.EventData) -> list[Any]:
+    return show_step(shown, 1, event.step)
+
+
+def show_slid(shown: Shown | None, side: int, step: int) -> list[Any]:
+    return show_step(shown, side, int(step) - 1)
 
 
 def build() -> gr.Blocks:
-    start = first_page()
+    names = [drafts[0], drafts[min(1, len(drafts) - 1)]]
+    start = first_page(names)
     with gr.Blocks(title="hf_specdec", analytics_enabled=False) as page:
         gr.Markdown(
-            f"## Tree speculative decoding, watched\n{models.name}, decoded twice: by plain `generate`, then with "
-            "a tree of drafts. Click a token to see the tree it came from."
+            f"## Tree speculative decoding, watched\n{target_name()}, decoded by plain `generate`, then with the "
+            "trees of two drafts. Click a token to see the tree it came from."
         )
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
@@ -203,10 +259,11 @@ def build() -> gr.Blocks:
                 with gr.Row():
                     start_button = gr.Button("Run", variant="primary", min_width=80, elem_id="run")
                     stop_button = gr.Button("Stop", min_width=80, elem_id="stop")
-                draft = gr.Dropdown(list(models.drafts), label="Draft", elem_id="draft")
+                left = gr.Dropdown(drafts, value=names[0], label="Draft", elem_id="left")
+                right = gr.Dropdown(drafts, value=names[1], label="Draft beside it", elem_id="right")
                 tree = gr.Dropdown(
                     TREES,
-                    value="dynamic:5,2,8" if on_cpu else "default",
+                    value="auto",
                     label="Tree",
                     info="choose one, or write rank paths",
                     allow_custom_value=True,
@@ -220,28 +277,44 @@ def build() -> gr.Blocks:
             with gr.Column(scale=3, min_width=320, elem_classes="results"):
                 message = gr.HTML(start.message, elem_id="message")
                 with gr.Row():
-                    with gr.Column(min_width=300):
+                    with gr.Column(min_width=240):
                         plain = gr.HTML(start.plain, elem_id="plain")
-                    with gr.Column(min_width=300):
-                        drafted = gr.HTML(start.drafted, js_on_load=CLICK, elem_id="drafted")
+                    with gr.Column(min_width=240):
+                        first = gr.HTML(start.drafted[0], js_on_load=CLICK, elem_id="drafted")
+                    with gr.Column(min_width=240):
+                        second = gr.HTML(start.drafted[1], js_on_load=CLICK, elem_id="second")
                 verdict = gr.HTML(elem_id="verdict")
                 legend = gr.HTML(start.legend, elem_id="legend")
                 slider = gr.Slider(1, 2, 1, step=1, label="Step", visible=False, elem_id="step")
                 forest = gr.HTML(js_on_load=IN_SIGHT, elem_id="forest")
-        shown = gr.State()
+                with gr.Column(visible=False, elem_id="draws") as draws:
+                    gr.Markdown("### The same distribution?")
+                    place = gr.Slider(0, 1, 0, step=1, label="Tokens of the plain text before it", elem_id="place")
+                    draw_button = gr.Button("Draw 400 tokens with each draft", elem_id="draw")
+                    key = gr.HTML(elem_id="key")
+                    with gr.Row():
+                        with gr.Column(min_width=300):
+                            histogram = gr.HTML(elem_id="histogram")
+                        with gr.Column(min_width=300):
+                            second_histogram = gr.HTML()
+        shown, side = gr.State(), gr.State(0)
+        histograms = [key, histogram, second_histogram]
+        panels = [message, plain, first, second, legend, verdict, forest]
+        one_at_once = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden"}
         started = gr.on(
             [start_button.click, prompt.submit],
             run,
-            [prompt, draft, tree, temperature, length],
-            [message, plain, drafted, legend, verdict, forest, slider, shown],
-            concurrency_limit=1,
+            [prompt, left, right, tree, temperature, length],
+            [*panels, slider, shown, side, draws, place, *histograms],
             js=START,
-            show_progress="hidden",
+            **one_at_once,
         )
-        stop_button.click(None, cancels=[started])
-        looks = {"outputs": [drafted, forest, slider], "show_progress": "hidden"}
-        drafted.token(show_clicked, [shown], **looks)
-        slider.input(show_slid, [shown, slider], **looks)
+        drawn = draw_button.click(draw_pages, [shown, place], histograms, **one_at_once)
+        stop_button.click(None, cancels=[started, drawn])
+        looks = {"outputs": [first, second, forest, slider, side], "show_progress": "hidden"}
+        first.token(show_left, [shown], **looks)
+        second.token(show_right, [shown], **looks)
+        slider.input(show_slid, [shown, side, slider], **looks)
     return page
 
 

@@ -16,8 +16,12 @@ from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE, HERE.parent.parent / "model_cards")
 """Where the shipped weights may lie: beside this file in a Space, in `model_cards/` in the repository."""
-SHIPPED = {"EAGLE-3 head": "SmolLM2-135M-Instruct-EAGLE3", "draft model": "SmolLM2-135M-Instruct-draft"}
-VARIABLES = {"EAGLE-3 head": "HF_SPECDEC_HEAD", "draft model": "HF_SPECDEC_DRAFT"}
+DRAFTS = {
+    "EAGLE-3 head": ("HF_SPECDEC_HEAD", "SmolLM2-135M-Instruct-EAGLE3"),
+    "DSpark head": ("HF_SPECDEC_SECOND_HEAD", "SmolLM2-135M-Instruct-DSpark"),
+    "draft model": ("HF_SPECDEC_DRAFT", "SmolLM2-135M-Instruct-draft"),
+}
+"""For every name on the page, the variable that names another draft, and the folder of the shipped one."""
 NGRAM = "n-grams (no weights)"
 
 
@@ -25,37 +29,40 @@ NGRAM = "n-grams (no weights)"
 class Models:
     """
     Args:
-        name (`str`): what the target is called.
         target (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): the model whose texts are wanted.
-        drafts (`dict[str, Any]`): what `assistant_model=` takes, by the names on the page, the best first.
-        note (`str`): what is missing, if anything.
+        drafts (`dict[str, Any]`): what `assistant_model=` takes, by the names on the page.
     """
 
-    name: str
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     drafts: dict[str, Any]
-    note: str
+
+
+def target_name() -> str:
+    """What the target is called."""
+    return (os.environ.get("HF_SPECDEC_TARGET") or SMOLLM2_HUB_ID).rstrip("/").rpartition("/")[2]
+
+
+def draft_sources() -> dict[str, str]:
+    """The drafts that there are, by the names on the page, the best first: folders, Hub ids, `ngram`."""
+    sources = {}
+    for name, (variable, folder) in DRAFTS.items():
+        shipped = None if os.environ.get("HF_SPECDEC_TARGET") else _shipped(folder)
+        if source := os.environ.get(variable) or shipped:
+            sources[name] = source
+    return sources | {NGRAM: "ngram"}
 
 
 def load_models() -> Models:
     """
-    Loads what the environment names: `HF_SPECDEC_TARGET`, `HF_SPECDEC_HEAD`, `HF_SPECDEC_DRAFT` (Hub ids or folders)
-    and `HF_SPECDEC_DTYPE`. Without them: SmolLM2-135M-Instruct in float32, and those of its drafts that are there.
+    Loads what the environment names: `HF_SPECDEC_TARGET`, the variables of `DRAFTS` (Hub ids or folders) and
+    `HF_SPECDEC_DTYPE`. Without them: SmolLM2-135M-Instruct in float32, and those of its drafts that are there.
     """
     device = default_device()
     dtype = DTYPES[os.environ.get("HF_SPECDEC_DTYPE", "float32")]
-    named = os.environ.get("HF_SPECDEC_TARGET")
-    source = named or _smollm2()
-    drafts, missing = {}, []
-    for kind, folder in SHIPPED.items():
-        if found := os.environ.get(VARIABLES[kind]) or (None if named else _shipped(folder)):
-            drafts[kind] = load_draft_to(found, dtype, device)
-        elif kind == "EAGLE-3 head":
-            missing.append(f"There is no EAGLE-3 head here, so n-grams draft; {VARIABLES[kind]} may name one.")
-    drafts[NGRAM] = load_draft_to("ngram", dtype, device)
-    name = (named or SMOLLM2_HUB_ID).rstrip("/").rpartition("/")[2]
-    return Models(name, load_target(source, dtype, device), load_tokenizer(source), drafts, " ".join(missing))
+    source = os.environ.get("HF_SPECDEC_TARGET") or _smollm2()
+    target, tokenizer = load_target(source, dtype, device), load_tokenizer(source)
+    return Models(target, tokenizer, {n: load_draft_to(s, dtype, device) for n, s in draft_sources().items()})
 
 
 def _smollm2() -> str:

@@ -137,11 +137,6 @@ def message_html(text: str) -> str:
     return f'<p class="message" role="alert">{escape(text)}</p>'
 
 
-def note_html(text: str) -> str:
-    """Something that the reader may want to know."""
-    return f'<p class="note">{escape(text)}</p>' if text else ""
-
-
 def step_summary(step: Step, number: int, total: int) -> str:
     """One line about a step."""
     if not step.num_drafted:

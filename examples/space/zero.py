@@ -3,9 +3,11 @@
 try:
     import spaces
 except ImportError:
+    ON_ZERO = False
 
     def gpu(function):
         return function
 
 else:
+    ON_ZERO = True
     gpu = spaces.GPU

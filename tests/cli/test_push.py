@@ -45,7 +45,7 @@ def test_what_a_push_would_send(hub: HubServer) -> None:
     before = len(hub.requests)
     files = {kind: listed(run(f"push-{kind}", "someone/x", "--checkout", str(ROOT)).output) for kind in KINDS}
     assert files["generate"] == ["README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"]
-    weights = [f"SmolLM2-135M-Instruct-{draft}/model.safetensors" for draft in ("EAGLE3", "draft")]
+    weights = [f"SmolLM2-135M-Instruct-{draft}/model.safetensors" for draft in ("EAGLE3", "DSpark", "draft")]
     assert {"app.py", "README.md", "requirements.txt", *weights} <= set(files["space"])
     assert {"README.md", "build.toml", "build/torch-universal/metadata.json"} <= set(files["kernel"])
     assert not any(path.startswith(("tests", "CARD")) or "__pycache__" in path for path in files["kernel"])

@@ -11,7 +11,7 @@ import pytest
 
 
 SPACE = Path(__file__).parent.parent.parent / "examples" / "space"
-MODULES = ("decoding", "text", "drawing")
+MODULES = ("decoding", "text", "drawing", "draws", "histogram")
 
 
 @pytest.fixture(scope="session")
