@@ -7,37 +7,15 @@ Plain and speculative decoding side by side, with the tree behind every token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zero import gpu  # before anything touches CUDA
-
-
-import gradio as gr  # isort: skip
-
-from decoding import Recording, decode, encode
-from drawing import tree_svg
-from draws import draw
-from histogram import histogram_html, key_html
-from models import load_models, target_name
-from text import (
-    Words,
-    legend_html,
-    message_html,
-    panel_html,
-    step_summary,
-    text_html,
-    verdict_html,
-)
-
-from hf_specdec import SpeculativeConfig
-from hf_specdec.benchmarking.contenders import sampling_options
-from hf_specdec.trees.text import parse_tree
+import gradio as gr
+from comparing import Page, Shown, drafted_html, first_page, forest_html, histograms, models, pages
+from models import target_name
 
 
 HERE = Path(__file__).resolve().parent
-WARM_UP_TOKENS = 8
 TREES = [
     "auto",
     "default",
@@ -77,145 +55,28 @@ watch("value", () => {
 });
 """
 
-models = load_models()
-words = Words(models.tokenizer)
-drafts = list(models.drafts)
 
-
-@dataclass
-class Shown:
-    """A run: the prompt's tokens, what drafted, and the recordings."""
-
-    prompt: list[int]
-    temperature: float
-    names: list[str]
-    plain: Recording
-    drafted: list[Recording]
-
-
-@dataclass
-class Page:
-    """What is on the page, apart from the controls."""
-
-    message: str = ""
-    plain: str = ""
-    drafted: list[str] = field(default_factory=lambda: ["", ""])
-    legend: str = ""
-    verdict: str = ""
-    tree: str = ""
-    shown: Shown | None = None
-    """What was run, once it is done."""
-
-    def outputs(self) -> list[Any]:
-        steps = len(self.shown.drafted[0].steps) if self.shown else 0
-        slider = gr.Slider(value=max(steps, 1), maximum=max(steps, 2), visible=steps > 1)
-        draws = gr.Column(visible=bool(self.shown and self.shown.temperature))
-        last = len(self.shown.plain.tokens) - 1 if self.shown else 1
-        place = gr.Slider(value=min(2, last), minimum=0, maximum=max(last, 1))
-        panels = [self.message, self.plain, *self.drafted, self.legend, self.verdict, self.tree]
-        return [*panels, slider, self.shown, 0, draws, place, "", "", ""]
-
-
-PLAIN = "Plain"
-
-
-def waiting(text: str) -> str:
-    return f'<div class="text waits">{text}</div>'
-
-
-def first_page(names: list[str]) -> Page:
-    return Page(
-        plain=panel_html(PLAIN, waiting("The model writes one token per forward.")),
-        drafted=[
-            panel_html(name, waiting("It guesses; one forward of the model checks all guesses.")) for name in names
-        ],
-        legend=legend_html(),
-    )
+def outputs(page: Page) -> list[Any]:
+    """The values of what a run changes."""
+    shown = page.shown
+    steps = len(shown.drafted[0].steps) if shown else 0
+    slider = gr.Slider(value=max(steps, 1), maximum=max(steps, 2), visible=steps > 1)
+    draws = gr.Column(visible=bool(shown and shown.temperature))
+    last = len(shown.plain.tokens) - 1 if shown else 1
+    place = gr.Slider(value=min(2, last), minimum=0, maximum=max(last, 1))
+    panels = [page.message, page.plain, *page.drafted, page.legend, page.verdict, page.tree]
+    return [*panels, slider, shown, 0, draws, place, "", "", ""]
 
 
 def run(*settings: Any) -> Iterator[list[Any]]:
     """The page as it grows; `settings` are the arguments of `pages`."""
     for page in pages(*settings):
-        yield page.outputs()
+        yield outputs(page)
 
 
-@gpu  # in a process of its own, which gets and gives plain values
-def pages(prompt: str, left: str, right: str, tree: str, temperature: float, max_new_tokens: int) -> Iterator[Page]:
-    """Decodes plainly, then with drafts, so that each has the machine to itself. Mistakes become messages."""
-    try:
-        config = SpeculativeConfig(tree=parse_tree(tree or ""))
-        speculations = {}
-        for name in (left, right):
-            speculations[name] = {"draft": models.drafts[name], "speculative_config": config}
-        yield from compare(prompt, [left, right], speculations, temperature, int(max_new_tokens))
-    except (TypeError, ValueError) as error:  # a bad tree, an empty prompt, a draft that does not fit
-        page = first_page([left, right])
-        page.message = message_html(str(error))
-        yield page
-
-
-def compare(
-    prompt: str, names: list[str], speculations: dict[str, Any], temperature: float, max_new_tokens: int
-) -> Iterator[Page]:
-    inputs = encode(models.tokenizer, prompt, models.target.device)
-    options = sampling_options(temperature)
-    page = first_page(names)
-    page.plain = panel_html(PLAIN, waiting("Warming up …"))
-    page.drafted = [panel_html(name, waiting("Waits, so that each has the machine to itself.")) for name in names]
-    yield page
-    for each in ({}, *speculations.values()):  # kernels are loaded, and what does not fit is refused
-        for _ in decode(models.target, inputs, **options, **each, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens)):
-            pass
-    for plain in decode(models.target, inputs, **options, max_new_tokens=max_new_tokens):
-        page.plain = panel_html(PLAIN, text_html(plain, words, coloured=False), plain)
-        yield page
-    dtype = str(models.target.dtype).removeprefix("torch.")
-    recordings = []
-    for side, name in enumerate(names):
-        for drafted in decode(models.target, inputs, **options, **speculations[name], max_new_tokens=max_new_tokens):
-            page.drafted[side] = drafted_html(name, drafted)
-            yield page
-        recordings.append(drafted)
-        page.verdict += verdict_html(plain, drafted, temperature == 0, dtype).replace(
-            '"verdict">', f'"verdict">{name}: '
-        )
-    page.shown = Shown(inputs["input_ids"][0].tolist(), temperature, names, plain, recordings)
-    page.legend = legend_html()
-    page.tree = forest_html(names[0], recordings[0], len(recordings[0].steps) - 1)
-    yield page
-
-
-@gpu
-def draw_pages(shown: Shown | None, place: float) -> Iterator[list[Any]]:
-    """The histograms of both drafts as they grow."""
-    if shown is None:
-        return
-    htmls = ["", ""]
-    try:
-        context = shown.prompt + shown.plain.ids[: int(place)]
-        before = models.tokenizer.decode(context[-13:-1], skip_special_tokens=True)
-        key = key_html(f"…{before}", words.alone(context[-1]), shown.temperature)
-        for side, name in enumerate(shown.names):
-            for draws in draw(models.target, models.drafts[name], context, shown.temperature):
-                htmls[side] = histogram_html(name, draws, words.alone)
-                yield [key, *htmls]
-    except (TypeError, ValueError) as error:
-        yield [message_html(str(error)), *htmls]
-
-
-def drafted_html(name: str, recording: Recording, selected: int | None = None) -> str:
-    return panel_html(name, text_html(recording, words, True, selected), recording)
-
-
-def forest_html(name: str, recording: Recording, number: int) -> str:
-    """The tree of a step, and a line about it."""
-    if not 0 <= number < len(recording.steps):
-        return ""
-    step = recording.steps[number]
-    summary = f"{name}. {step_summary(step, number, len(recording.steps))}"
-    return (
-        f'<div class="forest"><p>{summary}</p><div class="scroll">{tree_svg(step, words.alone, summary)}</div></div>'
-    )
+def draw(shown: Shown | None, place: float) -> Iterator[list[str]]:
+    if shown is not None:
+        yield from histograms(shown, int(place))
 
 
 def show_step(shown: Shown | None, side: int, number: int) -> list[Any]:
@@ -244,6 +105,7 @@ def show_slid(shown: Shown | None, side: int, step: int) -> list[Any]:
 
 
 def build() -> gr.Blocks:
+    drafts = list(models.drafts)
     names = [drafts[0], drafts[min(1, len(drafts) - 1)]]
     start = first_page(names)
     with gr.Blocks(title="hf_specdec", analytics_enabled=False) as page:
@@ -298,18 +160,18 @@ def build() -> gr.Blocks:
                         with gr.Column(min_width=300):
                             second_histogram = gr.HTML()
         shown, side = gr.State(), gr.State(0)
-        histograms = [key, histogram, second_histogram]
+        drawings = [key, histogram, second_histogram]
         panels = [message, plain, first, second, legend, verdict, forest]
         one_at_once = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden"}
         started = gr.on(
             [start_button.click, prompt.submit],
             run,
             [prompt, left, right, tree, temperature, length],
-            [*panels, slider, shown, side, draws, place, *histograms],
+            [*panels, slider, shown, side, draws, place, *drawings],
             js=START,
             **one_at_once,
         )
-        drawn = draw_button.click(draw_pages, [shown, place], histograms, **one_at_once)
+        drawn = draw_button.click(draw, [shown, place], drawings, **one_at_once)
         stop_button.click(None, cancels=[started, drawn])
         looks = {"outputs": [first, second, forest, slider, side], "show_progress": "hidden"}
         first.token(show_left, [shown], **looks)

@@ -57,10 +57,11 @@ def _fit(draws: Draws) -> str:
 
 
 def key_html(context: str, root: str, temperature: float) -> str:
-    """What is drawn after which text, and what the bars are."""
+    """What is drawn after the prompt, the text `context`, and the token `root`, and what the bars are."""
+    text = f" and “{escape(context)}”" if context else ""
     return (
-        f'<div class="legend"><p>Each draw is a request of its own. Given “{escape(context)}”, it starts from the '
-        f'token <span class="t plain">{escape(root)}</span>, drafts 4 tokens from the draft, verifies them in one '
+        f'<div class="legend"><p>Each draw is a request of its own. After the prompt{text}, it starts from the '
+        f'token <span class="t plain">{escape(root)}</span>, drafts 4 tokens, verifies them in one '
         f"forward at temperature {temperature:g}, and counts the token that follows.</p>"
         '<p><span class="t d3">accepted draft</span> + <span class="t bonus">the model\'s own token</span> = draws. '
         '<span class="t exact">exact</span>: the probabilities that plain <code>generate</code> draws from. Distance: '

@@ -80,7 +80,7 @@ def _span(token: Token, piece: str, selected: int | None) -> str:
 
 
 def panel_html(title: str, body: str, recording: Recording | None = None) -> str:
-    """One of the two runs; a recording's figures are over its text."""
+    """One of the runs; a recording's figures are over its text."""
     count = f"{len(recording.tokens)} tokens in {recording.seconds:.1f} s" if recording else ""
     head = f'<div class="head"><h3>{title}</h3><span class="count">{count}</span></div>'
     return f'<div class="panel">{head}{_figures(recording) if recording else ""}{body}</div>'
@@ -96,40 +96,50 @@ def _figures(recording: Recording) -> str:
     return f'<dl class="figures">{"".join(entries)}</dl>'
 
 
-def legend_html(recording: Recording | None = None) -> str:
-    """What the colours mean, with the share of steps that got to each depth."""
-    shares = recording.metrics.acceptance_per_position if recording and recording.metrics else []
-    entries = []
-    for depth in range(1, DEEPEST + 1):
-        share = f" <b>{shares[depth - 1]:.0%}</b>" if depth <= len(shares) else ""
-        entries.append(f'<span class="t d{depth}">depth {depth}{"+" if depth == DEEPEST else ""}{share}</span>')
-    meaning = "share of the steps that got there" if shares else "darker: deeper"
+def legend_html() -> str:
+    """What the colours mean."""
+    depths = " ".join(
+        f'<span class="t d{depth}">depth {depth}{"+" if depth == DEEPEST else ""}</span>'
+        for depth in range(1, DEEPEST + 1)
+    )
     return (
-        f'<div class="legend">Accepted drafts by depth ({meaning}): {" ".join(entries)} The model\'s own tokens: '
+        f'<div class="legend"><p>Accepted drafts: {depths}</p><p>The model\'s own tokens: '
         '<span class="t bonus">bonus</span> after a path accepted to its end, '
         '<span class="t recovered">recovered</span> where it went another way, '
-        '<span class="t plain">plain</span> where nothing was drafted</div>'
+        '<span class="t plain">plain</span> where nothing was drafted</p></div>'
     )
 
 
-def verdict_html(plain: Recording, drafted: Recording, is_greedy: bool, dtype: str) -> str:
-    """How much faster, and whether the texts are equal where they have to be."""
-    ratio = drafted.tokens_per_second / plain.tokens_per_second
-    speed = f"<b>{ratio:.2f}×</b> the tokens per second of plain <code>generate</code>."
-    if ratio < 1:
-        speed += " Too little was accepted to pay for the drafts: try a smaller tree, or auto."
+def verdict_html(
+    plain: Recording, names: list[str], drafted: list[Recording], is_greedy: bool, dtype: str, is_auto: bool
+) -> str:
+    """How much faster those drafts are that are done, and whether the texts are equal where they have to be."""
+    done = list(zip(names, drafted, strict=False))
+    ratios = [recording.tokens_per_second / plain.tokens_per_second for recording in drafted]
+    speeds = ", ".join(f"{name} <b>{ratio:.2f}×</b>" for (name, _), ratio in zip(done, ratios, strict=True))
+    sentences = [f"{speeds} the tokens per second of plain <code>generate</code>."]
     if not is_greedy:
-        return f'<p class="verdict">{speed} Both texts are draws from the same distribution, so they differ.</p>'
-    if plain.ids == drafted.ids:
-        return f'<p class="verdict">{speed} <b>Identical text</b>, token for token.</p>'
-    pairs = zip(plain.ids, drafted.ids, strict=False)
-    place = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(plain.ids), len(drafted.ids)))
+        sentences.append("Texts differ, as draws from the same distribution do.")
+    elif all(plain.ids == recording.ids for recording in drafted):
+        sentences.append("<b>Identical texts</b>, token for token.")
+    else:
+        sentences += [_difference(name, plain.ids, recording.ids, dtype) for name, recording in done]
+    if min(ratios) < 1 and not is_auto:
+        sentences.append("Below 1×, too little was accepted to pay for the drafts: try a smaller tree, or auto.")
+    return f'<p class="verdict">{" ".join(filter(None, sentences))}</p>'
+
+
+def _difference(name: str, plain: list[int], drafted: list[int], dtype: str) -> str:
+    if plain == drafted:
+        return ""
+    pairs = zip(plain, drafted, strict=False)
+    place = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(drafted)))
     why = (
         "near-ties round either way there"
         if dtype != "float32"
         else "which should not be in float32: please report it"
     )
-    return f'<p class="verdict">{speed} The texts differ from token {place + 1} on ({dtype}: {why}).</p>'
+    return f"The text of {name} differs from token {place + 1} on ({dtype}: {why})."
 
 
 def message_html(text: str) -> str:

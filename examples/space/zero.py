@@ -1,13 +1,8 @@
 """`@gpu`: on ZeroGPU a function runs with a GPU, elsewhere as it is."""
 
 try:
-    import spaces
+    from spaces import GPU as gpu
 except ImportError:
-    ON_ZERO = False
 
     def gpu(function):
         return function
-
-else:
-    ON_ZERO = True
-    gpu = spaces.GPU

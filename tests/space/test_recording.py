@@ -6,6 +6,7 @@ import pickle
 import re
 import threading
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,9 +186,17 @@ def test_trees_show_every_node(space: SimpleNamespace, recording: Any) -> None:
 
 def test_verdicts(space: SimpleNamespace, target: PreTrainedModel) -> None:
     plain, other = record(space, target, do_sample=False), record(space, tiny_model(seed=5), do_sample=False)
-    verdict = space.text.verdict_html
-    assert "Identical" in verdict(plain, plain, True, "float32")
-    assert "Identical" not in verdict(plain, other, True, "float32")
+
+    def verdict(*drafted: Any, greedy: bool = True, dtype: str = "float32", auto: bool = False) -> str:
+        return space.text.verdict_html(plain, ["left", "right"], list(drafted), greedy, dtype, auto)
+
     place = next(i for i, (a, b) in enumerate(zip(plain.ids, other.ids, strict=True)) if a != b)
-    assert f"from token {place + 1} on" in verdict(plain, other, True, "bfloat16")
-    assert "same distribution" in verdict(plain, other, False, "float32")
+    assert "Identical" in verdict(plain) and "Identical" in verdict(plain, plain)
+    assert "Identical" not in verdict(plain, other)
+    assert f"right differs from token {place + 1} on" in verdict(plain, other, dtype="bfloat16")
+    assert "left differs" not in verdict(plain, other)
+    assert "same distribution" in verdict(plain, other, greedy=False)
+    slow = replace(plain, seconds=2 * plain.seconds)
+    assert "or auto" in verdict(plain, slow) and "or auto" not in verdict(plain, plain)
+    assert "left <b>1.00×</b>, right <b>0.50×</b>" in verdict(plain, slow, auto=True)
+    assert "or auto" not in verdict(plain, slow, auto=True)
