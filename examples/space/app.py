@@ -158,7 +158,7 @@ def build() -> gr.Blocks:
                         with gr.Column(min_width=300):
                             histogram = gr.HTML(elem_id="histogram")
                         with gr.Column(min_width=300):
-                            second_histogram = gr.HTML()
+                            second_histogram = gr.HTML(elem_id="second_histogram")
         shown, side = gr.State(), gr.State(0)
         drawings = [key, histogram, second_histogram]
         panels = [message, plain, first, second, legend, verdict, forest]

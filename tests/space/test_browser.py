@@ -105,10 +105,9 @@ def run(page: Any) -> None:
     page.wait_for_selector("#forest p", timeout=PATIENCE)
 
 
-def texts(page: Any) -> tuple[str, str]:
-    """Both texts, without the signs for line breaks."""
-    plain, drafted = (page.text_content(f"#{name} .text") for name in ("plain", "drafted"))
-    return plain, drafted.replace("↵", "")
+def texts(page: Any, drafted: str = "drafted") -> tuple[str, str]:
+    """The plain and a drafted text, without the signs for line breaks."""
+    return page.text_content("#plain .text"), page.text_content(f"#{drafted} .text").replace("↵", "")
 
 
 def test_a_person_types_and_watches(page: Any) -> None:
@@ -147,6 +146,22 @@ def test_a_click_shows_the_tree(page: Any) -> None:
     page.wait_for_function("document.querySelector('#forest p').innerText.includes('Step 1 of')")
 
 
+def test_the_second_draft(page: Any) -> None:
+    """It has a text, figures and trees of its own, which the slider stays with."""
+    fill(page, "Why is the sky blue?", tokens=16)
+    run(page)
+    plain, drafted = texts(page, "second")
+    assert plain == drafted
+    verdict = page.inner_text("#verdict")
+    assert len(re.findall(r"head \d+\.\d\d×", verdict)) == 2 and verdict.count("Identical") == 1
+    page.locator("#second .t[data-step='1']").first.click()
+    page.wait_for_function("document.querySelector('#forest p').innerText.startsWith('DSpark head. Step 2 of')")
+    assert page.locator("#second .t.chosen").count() > 0 and page.locator("#drafted .t.chosen").count() == 0
+    page.fill("#step input[type=number]", "1")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.querySelector('#forest p').innerText.startsWith('DSpark head. Step 1 of')")
+
+
 def test_the_tree_can_be_changed(page: Any) -> None:
     fill(page, "Write a haiku about rain.")
     choose_tree(page, "[(0,), (1,), (2,), (0, 0)]")
@@ -159,10 +174,23 @@ def test_the_tree_can_be_changed(page: Any) -> None:
 
 
 def test_sampling(page: Any) -> None:
+    """And draws of the next token, which are close to the exact probabilities; greedy, there are none."""
     fill(page, "Tell me about whales.", tokens=16, temperature=1.0)
     run(page)
     assert "same distribution" in page.inner_text("#verdict")
     assert page.locator("#drafted .t").count() > 1
+    page.click("#draw")
+    for name in ("histogram", "second_histogram"):
+        done = f"document.querySelector('#{name}').innerText.includes('400 of 400 draws')"
+        page.wait_for_function(done, timeout=PATIENCE)
+        shares = page.locator(f"#{name} tbody td:nth-child(3), #{name} tbody td:nth-child(4)").all_inner_texts()
+        drawn, exact = ([float(share.rstrip("%")) for share in shares[start::2]] for start in (0, 1))
+        assert sum(drawn) == pytest.approx(100, abs=1) and sum(exact) == pytest.approx(100, abs=1)
+        distance = sum(abs(a - b) for a, b in zip(drawn, exact, strict=True)) / 200
+        assert distance < 0.15  # of samples of 400 in ten bars, one in millions is farther
+    fill(page, "Hello", tokens=16)
+    run(page)
+    assert page.locator("#draw").is_hidden() and page.inner_text("#histogram").strip() == ""
 
 
 @pytest.mark.parametrize(
