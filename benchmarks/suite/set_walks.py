@@ -44,10 +44,10 @@ def accepting(tree: TokenTree, length: float, device: torch.device) -> Iterator[
         logits: torch.Tensor,
         tokens: torch.Tensor,
         draft: DraftTree,
-        by_depth: torch.Tensor | None = None,
+        *rest_of_call: Any,
         **options: Any,
     ) -> Any:
-        walked = original(verdict, logits, tokens, draft, by_depth, **options)
+        walked = original(verdict, logits, tokens, draft, *rest_of_call, **options)
         if tokens.shape[1] == 1:
             return walked
         assert tokens.shape[1] == tree.num_nodes + 1
