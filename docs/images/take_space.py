@@ -69,7 +69,7 @@ def main(address: str, folder: Path) -> None:
         page = browser.new_page()
         page.goto(address)
         page.wait_for_selector("#run", timeout=PATIENCE)
-        run(page, tokens=64, temperature=0.7)
+        run(page, tokens=64, temperature=1.0)
         draw(page)
         show_longest_step(page)
         for name, (width, height) in SIZES.items():

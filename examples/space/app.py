@@ -138,7 +138,7 @@ def build() -> gr.Blocks:
                 gr.Examples(EXAMPLES, prompt, label="Prompts")
             with gr.Column(scale=3, min_width=320, elem_classes="results"):
                 message = gr.HTML(start.message, elem_id="message")
-                with gr.Row():
+                with gr.Row(equal_height=True, elem_classes="sides"):
                     with gr.Column(min_width=240):
                         plain = gr.HTML(start.plain, elem_id="plain")
                     with gr.Column(min_width=240):
@@ -152,9 +152,9 @@ def build() -> gr.Blocks:
                 with gr.Column(visible=False, elem_id="draws") as draws:
                     gr.Markdown("### The same distribution?")
                     place = gr.Slider(0, 1, 0, step=1, label="Tokens of the plain text before it", elem_id="place")
-                    draw_button = gr.Button("Draw 400 tokens with each draft", elem_id="draw")
+                    draw_button = gr.Button("Draw 400 with each draft", elem_id="draw")
                     key = gr.HTML(elem_id="key")
-                    with gr.Row():
+                    with gr.Row(equal_height=True, elem_classes="sides"):
                         with gr.Column(min_width=300):
                             histogram = gr.HTML(elem_id="histogram")
                         with gr.Column(min_width=300):

@@ -104,7 +104,7 @@ def legend_html() -> str:
     )
     return (
         f'<div class="legend"><p>Accepted drafts: {depths}</p><p>The model\'s own tokens: '
-        '<span class="t bonus">bonus</span> after a path accepted to its end, '
+        '<span class="t bonus">bonus</span> after a whole path, '
         '<span class="t recovered">recovered</span> where it went another way, '
         '<span class="t plain">plain</span> where nothing was drafted</p></div>'
     )
