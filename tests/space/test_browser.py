@@ -86,7 +86,9 @@ def page(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterator
     assert not errors
 
 
-def fill(page: Any, prompt: str, tokens: int = 32, temperature: float = 0.0) -> None:
+def fill(page: Any, prompt: str, tokens: int = 32, temperature: float = 0.0, tree: str = "default") -> None:
+    """`auto` leaves drafts out where they do not pay, as on a busy machine: most tests name a tree."""
+    choose_tree(page, tree)
     page.fill("#prompt textarea", prompt)
     page.fill("#length input[type=number]", str(tokens))
     page.fill("#temperature input[type=number]", str(temperature))
@@ -175,7 +177,7 @@ def test_the_tree_can_be_changed(page: Any) -> None:
 
 def test_sampling(page: Any) -> None:
     """And draws of the next token, which are close to the exact probabilities; greedy, there are none."""
-    fill(page, "Tell me about whales.", tokens=16, temperature=1.0)
+    fill(page, "Tell me about whales.", tokens=16, temperature=1.0, tree="auto")
     run(page)
     assert "same distribution" in page.inner_text("#verdict")
     assert page.locator("#drafted .t").count() > 1
@@ -190,7 +192,7 @@ def test_sampling(page: Any) -> None:
         assert distance < 0.15  # of samples of 400 in ten bars, one in millions is farther
     fill(page, "Hello", tokens=16)
     run(page)
-    assert page.locator("#draw").is_hidden() and page.inner_text("#histogram").strip() == ""
+    assert page.locator("#draw").is_hidden() and page.locator("#histogram").is_hidden()
 
 
 @pytest.mark.parametrize(
