@@ -86,7 +86,7 @@ def page(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterator
     assert not errors
 
 
-def fill(page: Any, prompt: str, tokens: int = 32, temperature: float = 0.0, tree: str = "default") -> None:
+def fill(page: Any, prompt: str, tokens: int = 32, temperature: float = 0.0, tree: str = "chain:3") -> None:
     """`auto` leaves drafts out where they do not pay, as on a busy machine: most tests name a tree."""
     choose_tree(page, tree)
     page.fill("#prompt textarea", prompt)
