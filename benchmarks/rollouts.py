@@ -22,10 +22,10 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from load import BLOCK_SIZE, HEAD, blocks_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
 
 import hf_specdec
@@ -33,9 +33,6 @@ from hf_specdec.benchmarking.comparison import synchronize
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.prompts import built_in, encode_turns
 from hf_specdec.smollm2 import smollm2_folder
-
-
-HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
 
 
 def prompts_of(tokenizer: Any, number: int, generations: int) -> list[list[int]]:
@@ -63,8 +60,8 @@ def call(model: Any, prompts: list[list[int]], new_tokens: int, limits: Any, **o
 def measure(model: Any, draft: Any, ways: dict[str, dict[str, Any]], options: Any, prompts: Any) -> dict[str, Any]:
     """What each way has measured, call after call."""
     found: dict[str, list[tuple[float, int, Any]]] = {way: [] for way in ways}
-    blocks = len(prompts) * (-(-(max(map(len, prompts)) + options.new_tokens) // 32) + 2)
-    limits = ContinuousBatchingConfig(num_blocks=blocks, page_size=32, max_requests_per_batch=len(prompts))
+    blocks = len(prompts) * (-(-(max(map(len, prompts)) + options.new_tokens) // BLOCK_SIZE) + 2)
+    limits = ContinuousBatchingConfig(max_requests_per_batch=len(prompts), **blocks_of(blocks))
     config = hf_specdec.SpeculativeConfig(tree=options.tree, compile=options.compile)
     with hf_specdec.rollouts(model, draft, speculative_config=config, warmup=options.warmup):
         for _ in range(options.unmeasured + options.calls):

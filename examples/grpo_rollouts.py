@@ -20,7 +20,7 @@ from typing import Any
 
 import common
 import torch
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer, ContinuousBatchingConfig, TrainerCallback
 
 import hf_specdec
 from hf_specdec.benchmarking import prompts as prompt_sets
@@ -92,6 +92,11 @@ def data(tokenizer: Any, repeats: int) -> Any:
     return Dataset.from_dict({"prompt": prompts * repeats})
 
 
+def block_size_name() -> str:
+    """Transformers before 5.23 calls the option `block_size`."""
+    return "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+
+
 def run(way: str, options: Any) -> dict[str, Any]:
     """A run of one way: what its steps logged, and what the online head's steps cost."""
     from trl import GRPOConfig, GRPOTrainer
@@ -118,7 +123,7 @@ def run(way: str, options: Any) -> dict[str, Any]:
         disable_tqdm=True,
         gradient_checkpointing=False,
         use_transformers_continuous_batching=way != "none",
-        transformers_continuous_batching_config={"num_blocks": options.texts * 40, "page_size": 16},
+        transformers_continuous_batching_config={"num_blocks": options.texts * 40, block_size_name(): 16},
     )
     trainer = GRPOTrainer(
         model=model,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import BLOCK_SIZE
 from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
 
 import hf_specdec
@@ -46,7 +47,7 @@ def trainer_of(policy: Any, folder: Path, rollout_func: Any = None, **options: A
         save_strategy="no",
         seed=3,
         use_transformers_continuous_batching=rollout_func is None,
-        transformers_continuous_batching_config={"num_blocks": 64, "page_size": 16},
+        transformers_continuous_batching_config={"num_blocks": 64, BLOCK_SIZE: 16},
         **({"bf16": False} | options),
     )
     return trl.GRPOTrainer(

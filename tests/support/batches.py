@@ -22,6 +22,8 @@ from .plain import greedy_text
 
 
 REQUEST_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
+BLOCK_SIZE = "page_size" if "page_size" in inspect.signature(ContinuousBatchingConfig).parameters else "block_size"
+"""The option's name in the installed transformers."""
 LENGTHS = (9, 1, 30, 2, 17, 41, 5, 12, 26, 3)
 """From a single token to several blocks and chunks; past the sliding windows of the tiny models."""
 
@@ -33,9 +35,8 @@ def ragged_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 
 def limits(num_blocks: int = 200, block_size: int = 4, **options: Any) -> ContinuousBatchingConfig:
     """A config with small blocks, under the names of the installed transformers; chunks of 16 prompt tokens."""
-    name = "page_size" if "page_size" in inspect.signature(ContinuousBatchingConfig).parameters else "block_size"
     options = {"max_batch_tokens": 16} | options
-    return ContinuousBatchingConfig(num_blocks=num_blocks, **{name: block_size}, **options)
+    return ContinuousBatchingConfig(num_blocks=num_blocks, **{BLOCK_SIZE: block_size}, **options)
 
 
 def manager_of(model: PreTrainedModel, draft: Any, **options: Any) -> SpeculativeBatchingManager:
