@@ -12,6 +12,7 @@ TRL (`pip install 'hf-specdec[rl]'`).
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from contextlib import nullcontext
@@ -39,9 +40,15 @@ def share_of(characters: str, found: str) -> float:
 
 
 def capitals(completions: list[Any], **_: Any) -> list[float]:
-    """The share of capitals among the letters."""
-    letters = ["".join(filter(str.isalpha, text_of(one))) for one in completions]
-    return [share_of(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") for text in letters]
+    """
+    The mean of two shares: of capitals among the letters, and of 32 different words in capitals, without which a
+    policy soon repeats itself, as any head foresees.
+    """
+    texts = list(map(text_of, completions))
+    letters = ["".join(filter(str.isalpha, text)) for text in texts]
+    words = [{word for word in re.findall(r"[A-Za-z]+", text) if len(word) > 1 and word.isupper()} for text in texts]
+    shares = [share_of(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") for text in letters]
+    return [(share + min(len(own), 32) / 32) / 2 for share, own in zip(shares, words, strict=True)]
 
 
 def without_e(completions: list[Any], **_: Any) -> list[float]:
