@@ -91,10 +91,9 @@ class BlockObjective(nn.Module):
         """
         head, depths = self.model, torch.arange(self.model.num_drafts, device=input_ids.device)
         anchors, is_anchor = self._anchors(loss_mask, segment_ids)
-        features: Any = outputs.features
         states = blocks_after(
             head,
-            features,
+            outputs.features,
             input_ids,
             anchors,
             outputs.embed,

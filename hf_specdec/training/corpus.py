@@ -78,7 +78,7 @@ class Corpus:
         options, longest = self.options, _longest(self.target)
         if options.max_length > longest:
             raise ValueError(f"`max_length`={options.max_length}: the target has {longest} positions. Choose no more.")
-        complete = self._encode() if self.options.data is not None else self._write(deadline)
+        complete = self._write(deadline) if options.data is None else self._encode(options.data)
         if not complete:
             return None
         return self._in_pieces(self._stored())
@@ -107,24 +107,24 @@ class Corpus:
         texts = itertools.chain.from_iterable(read_written(file) for file in files)
         return _without_repeats(sorted(texts, key=lambda text: (text.job, text.input_ids)))
 
-    def _encode(self) -> bool:
+    def _encode(self, data: str) -> bool:
         path = self.folder / "encoded.jsonl"
         if self.rank == 0 and not path.is_file():
             options, scratch = self.options, self.folder / "encoding.jsonl"
             scratch.unlink(missing_ok=True)
             bad = BadRecords(options.strict_data)
-            texts = _without_repeats(self._encoded(bad))
+            texts = _without_repeats(self._encoded(data, bad))
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
-            bad.finish(str(options.data))
+            bad.finish(data)
             self._in_pieces(iterate_written(scratch))  # raises if there are too few
             self.begin()
             scratch.rename(path)
         self.wait()
         return True
 
-    def _encoded(self, bad: BadRecords) -> Iterator[Text]:
+    def _encoded(self, data: str, bad: BadRecords) -> Iterator[Text]:
         options, vocab_size = self.options, self.target.config.get_text_config(decoder=True).vocab_size
-        for place, record in read_records(options.data, options.data_split, options.data_limit, bad=bad):
+        for place, record in read_records(data, options.data_split, options.data_limit, bad=bad):
             try:
                 yield encode_record(record, place, self.tokenizer, vocab_size)
             except BadRecord as error:
@@ -181,12 +181,13 @@ class Corpus:
     def _jobs(self) -> tuple[Callable[[int], list[ScriptPart]], int]:
         """The function from a conversation's number to its parts, and the number of conversations."""
         template = Template(self.tokenizer, self.target)
-        if self.options.self_generate is not None:
-            return Openings(self.options).jobs(template), self.options.self_generate
+        options, source = self.options, self.options.prompts
+        if source is None:
+            return Openings(options).jobs(template), options.self_generate or 0
         # All processes read the same prompts; the first tells what it skips.
-        bad = BadRecords(self.options.strict_data, **({} if self.rank == 0 else {"warn": lambda text: None}))
-        prompts = list(_read_prompts(self.options, self.tokenizer, bad))
-        bad.finish(str(self.options.prompts))
+        bad = BadRecords(options.strict_data, **({} if self.rank == 0 else {"warn": lambda text: None}))
+        prompts = list(_read_prompts(source, options, self.tokenizer, bad))
+        bad.finish(source)
         return lambda job: template.answer(*prompts[job]), len(prompts)
 
 
@@ -197,17 +198,17 @@ def _in_time(jobs: Iterable[int], seconds: float | None) -> Iterator[int]:
 
 
 def _read_prompts(
-    options: TrainOptions, tokenizer: PreTrainedTokenizerBase, bad: BadRecords
+    source: str, options: TrainOptions, tokenizer: PreTrainedTokenizerBase, bad: BadRecords
 ) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:
     """Pairs (messages up to the last question, None) or (None, plain text). A .txt file has a question per line."""
-    path = Path(options.prompts)
+    path = Path(source)
     if path.suffix == ".txt" and path.is_file():
         lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
         questions = itertools.islice((line for line in lines if line), options.data_limit)
         yield from (([{"role": "user", "content": line}], None) for line in questions)
         return
-    source = read_records(options.prompts, options.data_split, options.data_limit, option="prompts", bad=bad)
-    for place, record in source:
+    records = read_records(source, options.data_split, options.data_limit, option="prompts", bad=bad)
+    for place, record in records:
         try:
             yield _prompt_of(record, place, tokenizer)
         except BadRecord as error:

@@ -22,7 +22,8 @@ class TargetOutputs:
     The frozen target's outputs for a batch, in its dtype.
 
     Args:
-        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`, *optional*): see `EagleHead.fuse`.
+        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`): see `EagleHead.fuse`; of size 0 for
+            objectives without features.
         embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): the target's embeddings of the tokens.
         logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1. Of all tokens
             where the reader keeps `all_logits`.
@@ -32,7 +33,7 @@ class TargetOutputs:
         embed (callable): the target's token embeddings.
     """
 
-    features: torch.Tensor | None
+    features: torch.Tensor
     embeddings: torch.Tensor
     logits: torch.Tensor
     best: torch.Tensor
@@ -68,7 +69,7 @@ class TargetReader:
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         vocab_size = num_logits_of(target)
         self._lm_head: Any = target.get_output_embeddings()
-        if token_ids is not None:
+        if self.token_ids is not None:
             self._lm_head = BorrowedRows(self._lm_head, target.dtype, self.token_ids)
         self._indices = draft_indices(token_ids, vocab_size, target.device)
 
@@ -82,7 +83,7 @@ class TargetReader:
                 of a text sees the padding.
             position_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): read only if `packed`.
         """
-        target, features = self.target, None
+        target = self.target
         inputs = {"input_ids": input_ids, "use_cache": False}
         if self.packed:
             inputs["position_ids"] = position_ids
@@ -90,7 +91,9 @@ class TargetReader:
         with torch.autocast(input_ids.device.type, enabled=False):
             with nullcontext() if self.boundaries is None else watch_features(target, self.boundaries) as watched:
                 logits = target(**inputs).logits
-            if watched is not None:
+            if watched is None:
+                features = logits.new_empty(*input_ids.shape, 0)
+            else:
                 features = watched.take(logits.device, logits.dtype)
             embed = target.get_input_embeddings()
             embeddings = embed(input_ids)

@@ -168,10 +168,10 @@ class Writer:
             output = forward(torch.tensor(tokens, device=device)[:, None], *causal_chain(1, device))
             drawn = self._draw(output.logits[:, -1], [slot.temperature for slot in slots])
             for slot, fed, token in zip(slots, tokens, drawn, strict=True):
-                if slot.is_idle:
+                if slot.part is None:
                     continue
                 slot.ids.append(fed)
-                if not slot.given and (text := self._take(slot, token)) is not None:
+                if not slot.given and (text := self._take(slot, slot.part, token)) is not None:
                     yield text
             step += 1
 
@@ -198,14 +198,14 @@ class Writer:
         slot.part, slot.ids = None, []
 
     def _next_part(self, slot: _Slot) -> None:
-        slot.part = slot.parts.popleft()
-        slot.given = deque(slot.part.given)
+        part = slot.part = slot.parts.popleft()
+        slot.given = deque(part.given)
         slot.written_from = len(slot.ids) + len(slot.given)
-        slot.temperature = self.sampling.temperature(slot.part.writer, self._numbers)
+        slot.temperature = self.sampling.temperature(part.writer, self._numbers)
 
-    def _take(self, slot: _Slot, token: int) -> Text | None:
-        """Adds the token that a row drew to its conversation. Returns the text if the conversation ended."""
-        part, length = slot.part, len(slot.ids)
+    def _take(self, slot: _Slot, part: ScriptPart, token: int) -> Text | None:
+        """Adds the token that a row drew to its part of the conversation. Returns the text if that ended."""
+        length = len(slot.ids)
         limit = slot.written_from + (self.max_question if part.writer == "user" else self.max_length)
         ended = token in part.ends
         if not ended or part.keeps_end:

@@ -57,7 +57,7 @@ def walk_by_rejection(
                 continue
             child, child_token = candidates[place]
             walk.tokens[row].append(child_token)
-            walk.paths[row].append(child)
+            walk.step(row, child)
             if not distribution.ends(row, child_token):
                 walking.append(row)
         rows = walking

@@ -45,7 +45,7 @@ def walk_target(draft: DraftTree, distribution: TargetDistribution, rows: list[i
             child = draft.child_with(row, walk.node(row), token)
             walk.tokens[row].append(token)
             if child is not None:
-                walk.paths[row].append(child)
+                walk.step(row, child)
                 if not distribution.ends(row, token):
                     walking.append(row)
         rows = walking

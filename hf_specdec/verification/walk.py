@@ -32,6 +32,11 @@ class Walk:
         path = self.paths[row]
         return path[-1] if path else 0
 
+    def step(self, row: int, child: int) -> None:
+        """Moves the row's walk from its node to a child, which is accepted."""
+        path = self.paths[row] = self.paths[row] or []
+        path.append(child)
+
 
 def new_tokens(path_tokens: torch.Tensor, accepted: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
     """

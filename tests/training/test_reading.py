@@ -44,7 +44,9 @@ def test_packing_is_tried_out(family: str) -> None:
     ids = torch.randint(3, VOCAB, (1, 20))
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
     together = TargetReader(target, None, packed=True)(ids, positions).logits[:, 8:]
-    assert torch.allclose(together, TargetReader(target, None)(ids[:, 8:]).logits, atol=1e-4)
+    alone = TargetReader(target, None)(ids[:, 8:])
+    assert torch.allclose(together, alone.logits, atol=1e-4)
+    assert alone.features.shape == (1, 12, 0)
 
 
 def test_targets_that_mix_packed_texts_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
