@@ -102,6 +102,14 @@ def window_argument(config: PreTrainedConfig, index: int) -> dict[str, int]:
     return {"sliding_window": config.sliding_window}
 
 
+def lm_head_of(head: Any, given: torch.nn.Module | None) -> torch.nn.Module:
+    """The lm_head that makes a head's logits: its own, or else the target's, which must be given (ValueError)."""
+    lm_head = given if head.lm_head is None else head.lm_head
+    if lm_head is None:
+        raise ValueError("`lm_head`: this head has none of its own. Pass the target's.")
+    return lm_head
+
+
 def fuse_features(features: torch.Tensor, head: Any) -> torch.Tensor:
     """
     Projects the target's features `[batch, rows, feature_size]` to an EAGLE-3 head's input `[batch, rows, H]`: one

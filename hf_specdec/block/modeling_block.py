@@ -23,6 +23,7 @@ from ..compat import CACHE
 from ..head_layers import (
     WithDraftVocabulary,
     fuse_features,
+    lm_head_of,
     rotations_of,
     window_argument,
     write_keys_and_values,
@@ -278,11 +279,13 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
 
         Args:
             lm_head (`nn.Module`, *optional*): the target's lm_head, for heads that have none.
+
+        Raises:
+            ValueError: without `lm_head`, for a head that has none.
         """
         if self.config.is_peagle:
             hidden_states = self.norm(hidden_states)
-        module: Any = self.lm_head if self.lm_head is not None else lm_head
-        logits = module(hidden_states)
+        logits = lm_head_of(self, lm_head)(hidden_states)
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping

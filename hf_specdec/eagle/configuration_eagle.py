@@ -123,6 +123,8 @@ class EagleConfig(HeadSizes, PreTrainedConfig):
         """
         if self.eagle_version not in (1, 3):
             raise ValueError(f"`eagle_version` must be 1 or 3, but is {self.eagle_version!r}.")
+        if self.eagle_version == 1 and not self.has_fc:
+            raise ValueError("`has_fc`=False: heads of version 1 join features and embeddings by `fc`. Leave it out.")
         self.check_whole_numbers({"target_hidden_size": 1, "draft_vocab_size": 1, "num_aux_features": 0})
         if self.aux_layer_convention not in LAYER_CONVENTIONS:
             raise ValueError(

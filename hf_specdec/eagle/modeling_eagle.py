@@ -17,7 +17,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import ModelOutput
 
 from ..compat import CACHE
-from ..head_layers import WithDraftVocabulary, fuse_features, layers_of, window_argument
+from ..head_layers import WithDraftVocabulary, fuse_features, layers_of, lm_head_of, window_argument
 from .configuration_eagle import EagleConfig
 from .layers import Eagle1Layer, Eagle3Layer
 from .pretrained import EaglePreTrainedModel
@@ -66,7 +66,7 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
         self.fc_norm = None
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(
-                kind.norm(config.target_hidden_size, eps=eps) for _ in range(config.num_aux_features)
+                kind.norm(config.target_hidden_size, eps=eps) for _ in range(config.num_aux_features or 0)
             )
         fc_size = config.feature_size if is_eagle3 else config.feature_size + hidden_size
         self.fc = nn.Linear(fc_size, hidden_size, bias=config.fc_bias) if config.has_fc else None
@@ -142,25 +142,27 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either `input_ids` or `inputs_embeds`.")
-        if (features is None) == (hidden_states is None):
-            raise ValueError(
-                "Give either `features` (the target's) or `hidden_states` (fed back): a row has one of them."
-            )
         if only_cache and past_key_values is None:
             raise ValueError("`only_cache=True` without `past_key_values` would compute nothing. Give a cache.")
         if inputs_embeds is None:
             if self.embed_tokens is None:
                 raise ValueError("`input_ids`: this head has no token embeddings. Pass the target's `inputs_embeds`.")
             inputs_embeds = self.embed_tokens(input_ids)
-        fused = self.fuse(features) if hidden_states is None else hidden_states
+        if features is not None and hidden_states is None:
+            fused = self.fuse(features)
+        elif hidden_states is not None and features is None:
+            fused = hidden_states
+        else:
+            raise ValueError(
+                "Give either `features` (the target's) or `hidden_states` (fed back): a row has one of them."
+            )
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(past, past + inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         position_embeddings = self.rotary_emb(inputs_embeds, position_ids)
-        if self.config.eagle_version == 1:
+        states = fused
+        if self.config.eagle_version == 1 and self.fc is not None:
             states = self.fc(torch.cat([inputs_embeds, fused], dim=-1))
-        else:
-            states = fused
         # All masks are made before the first layer runs, which lengthens the cache.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
         first = {"embeddings": inputs_embeds, "only_cache": only_cache and len(self.layers) == 1}
@@ -202,10 +204,13 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
 
         Args:
             lm_head (`nn.Module`, *optional*): the target's lm_head, for heads that have none.
+
+        Raises:
+            ValueError: without `lm_head`, for a head that has none.
         """
         if self.norm is not None and not self.config.norm_output:
             hidden_states = self.norm(hidden_states)
-        return (self.lm_head if self.lm_head is not None else lm_head)(hidden_states)
+        return lm_head_of(self, lm_head)(hidden_states)
 
     def _masks(
         self,

@@ -153,3 +153,8 @@ def test_fewer_rows_than_taps():
     full = torch.randn(1, 8, SIZE)
     one = head(inputs_embeds=full[:, :1], attention_mask=torch.zeros(1, 1, 1, 1)).hidden_states
     assert one.shape == (1, 1, SIZE) and bool(one.isfinite().all())
+
+
+def test_logits_without_an_lm_head():
+    with pytest.raises(ValueError, match="`lm_head`: this head has none"):
+        head_with().compute_logits(torch.zeros(1, 1, SIZE))

@@ -205,6 +205,16 @@ def test_a_config_that_does_not_fit():
         EagleHead.from_pretrained(GOLDENS / SPECFORGE, config=config)
 
 
+def test_version_1_without_a_projection():
+    with pytest.raises(ValueError, match="`has_fc`=False"):
+        small(eagle_version=1, has_fc=False)
+
+
+def test_logits_without_an_lm_head():
+    with pytest.raises(ValueError, match="`lm_head`: this head has none"):
+        EagleHead(small(eagle_version=1)).compute_logits(torch.zeros(1, 1, 64))
+
+
 @pytest.mark.parametrize("text_config", [{"model_type": "gpt2"}, {"model_type": "mistral"}])
 def test_layers_of_another_kind(text_config):
     with pytest.raises(ValueError, match="`text_config.model_type`=.* must be of one of 'llama', 'qwen2', 'qwen3'"):
