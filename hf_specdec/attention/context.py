@@ -104,10 +104,10 @@ class TreeContext:
         return self.kernel_device is not None
 
     @property
-    def kernel_inputs(self) -> KernelInputs:
-        """The tree-attention kernel's arguments for this forward, built on first use."""
-        if self._kernel_inputs is None:
-            self._kernel_inputs = self._make_kernel_inputs()
+    def kernel_inputs(self) -> KernelInputs | None:
+        """The tree-attention kernel's arguments for this forward, built on first use; None without the kernel."""
+        if self._kernel_inputs is None and self.kernel_device is not None:
+            self._kernel_inputs = self._make_kernel_inputs().to(self.kernel_device)
         return self._kernel_inputs
 
     def _make_kernel_inputs(self) -> KernelInputs:
@@ -120,7 +120,7 @@ class TreeContext:
             self.node_multiple,
             self.block_tables,
             self.has_causal_windows,
-        ).to(self.kernel_device)
+        )
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The mask that the model itself is given: `mask`, or unused zeros where layers attend with the kernel."""

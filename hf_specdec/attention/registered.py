@@ -55,13 +55,13 @@ def tree_attention(
         return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
     tree_context.was_used = True
     implementation, window = implementation_over_trees(implementation, kwargs), layer_window(module, kwargs)
-    if tree_context.uses_kernel:
-        options = kernel_options(implementation, kwargs)
-        return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
+    inputs = tree_context.kernel_inputs
+    if inputs is not None:
+        return inputs.attend(query, key, value, window=window, **kernel_options(implementation, kwargs)), None
     factors, bias = factors_of_slots(module, query.shape[2], kwargs, tree_context), kwargs.pop("position_bias", None)
     if factors is not None:
         factors = factors[:, None, :, None].to(query.device)
-        query, bias = ((one * factors).to(one.dtype) if one is not None else None for one in (query, bias))
+        query, bias = (query * factors).to(query.dtype), None if bias is None else (bias * factors).to(bias.dtype)
     kind, own_mask = kind_of(module), attention_mask
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)

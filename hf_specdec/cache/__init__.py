@@ -15,9 +15,9 @@ K/V caches that hold the nodes of a tree after the committed tokens.
 """
 
 from .encoder import beside_encoder
-from .layers import TreeLayer, WriteWindow
+from .layers import SlotsOfRows, Span, TreeLayer
 from .reuse import check_reusable
 from .tree_cache import TreeCache
 
 
-__all__ = ["TreeCache", "TreeLayer", "WriteWindow", "beside_encoder", "check_reusable"]
+__all__ = ["SlotsOfRows", "Span", "TreeCache", "TreeLayer", "beside_encoder", "check_reusable"]

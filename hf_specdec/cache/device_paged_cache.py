@@ -132,11 +132,12 @@ class DevicePagedCache(PagedCache):
         """The block tables by which nodes are written, `[rows, blocks]` int64: without a block, to `WASTE_BLOCK`."""
         return torch.where(self._tables_tensor == ZERO_BLOCK, WASTE_BLOCK, self._tables_tensor)
 
-    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> int:
         size, numbers = self.pool.block_size, self._numbers(offset + num_nodes)[offset:]
         blocks, offsets = self.places(self.lengths_tensor, numbers, self.write_tables, size)
         end = self._tables_tensor.shape[1] * size
         self.write_window = PagedWindow(blocks, offsets, self._tables_tensor, end, size, in_place=True)
+        return end
 
     places: Any = staticmethod(places_of)
     """`places_of`, compiled or not."""

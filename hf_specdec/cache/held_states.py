@@ -40,6 +40,13 @@ class HoldsStates:
     _pending_slots: frozenset[int] = frozenset()
     """Slots with kept nodes that the kernels have yet to commit, or may have."""
 
+    @property
+    def nodes(self) -> NodeTopology:
+        """The `topology` of the present forward over a tree, for what runs in none other."""
+        if self.topology is None:
+            raise RuntimeError("`follow` must say which nodes follow which, before layers with states run over them.")
+        return self.topology
+
     def follow(
         self,
         ancestors: torch.Tensor,

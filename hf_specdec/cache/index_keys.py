@@ -65,6 +65,12 @@ class HoldsIndexKeys:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `update_index`.")
 
+    def held_index(self) -> torch.Tensor:
+        """All memory of the indexer's keys, in the layout of `keys`."""
+        if self.index_keys is None:
+            raise RuntimeError("No indexer has written keys to this layer: there is nothing to read.")
+        return self.index_keys
+
     def read_index(self) -> torch.Tensor:
         """The keys of the indexer in all slots up to the last one written, `[batch, heads, slots, dim]`."""
         raise NotImplementedError(f"{type(self).__name__} must implement `read_index`.")

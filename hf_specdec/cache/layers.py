@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from .index_keys import HoldsIndexKeys
+from .parts import PartOfCache
 
 
 if TYPE_CHECKING:
     from .tree_cache import TreeCache
 
 
-class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
+class TreeLayer(HoldsIndexKeys, CacheLayerMixin, PartOfCache["TreeCache"]):
     """
     K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. Sliding-window layers keep all slots, too: the
     mask decides what a query attends to.
@@ -28,18 +28,13 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
     def __init__(self, cache: TreeCache, index: int):
         super().__init__()
         self._index = index
-        self._cache = weakref.ref(cache)  # no reference cycle: K/V must be freed with the call
+        self.join(cache)
         self.filled = 0
         """Number of slots written by plain forwards, equal in all rows; unused in tree forwards."""
         self.indexed = 0
         """Number of slots to which they have written the keys of an indexer: before their K/V, or after."""
         self.first = 0
         """The first slot that holds K/V: a sliding-window layer that was loaded had dropped those before."""
-
-    @property
-    def cache(self) -> TreeCache:
-        """The cache that the layer is part of."""
-        return self._cache()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -62,59 +57,55 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        num_nodes = key_states.shape[2]
         window = self.cache.write_window
         if window is None:
-            start, end = self.filled, self.filled + num_nodes
-            self.filled = end
-        else:
-            start, end = window.start, window.end
-        self.reserve(end)
-        if start is not None:
-            self.keys[:, :, start : start + num_nodes] = key_states
-            self.values[:, :, start : start + num_nodes] = value_states
+            window = Span(self.filled, self.filled + key_states.shape[2])
+            self.filled = window.end
+        self.reserve(window.end)
+        if isinstance(window, Span):
+            self.keys[:, :, window.start : window.end] = key_states
+            self.values[:, :, window.start : window.end] = value_states
         else:
             # No `scatter_`: the compiler turns it into a copy of the whole cache and back.
             rows, slots = window.places_on(self.device)
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
             self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:, :, : window.end], self.values[:, :, : window.end]
 
     def read(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K/V of slots from `first` to before `end`, `[batch, kv_heads, slots, head_dim]` each."""
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
-        num_nodes, window = index_keys.shape[2], self.cache.write_window
-        start = self.indexed if window is None else window.start
+        window = self.cache.write_window
         if window is None:
-            self.indexed += num_nodes
-        self.hold_index(index_keys, self._index_end)
-        if start is not None:
-            self.index_keys[:, :, start : start + num_nodes] = index_keys
+            window = Span(self.indexed, self.indexed + index_keys.shape[2])
+            self.indexed = window.end
+        held = self.hold_index(index_keys, window.end)
+        if isinstance(window, Span):
+            held[:, :, window.start : window.end] = index_keys
         else:
             rows, slots = window.places_on(index_keys.device)
-            self.index_keys[rows, :, slots] = index_keys.transpose(1, 2)
-        return self.read_index()
+            held[rows, :, slots] = index_keys.transpose(1, 2)
+        return held[:, :, : window.end]
 
     def read_index(self) -> torch.Tensor:
-        return self.index_keys[:, :, : self._index_end]
-
-    @property
-    def _index_end(self) -> int:
-        """One past the last slot that is written."""
         window = self.cache.write_window
-        return self.indexed if window is None else window.end
+        return self.held_index()[:, :, : self.indexed if window is None else window.end]
 
-    def hold_index(self, like: torch.Tensor, num_slots: int = 0) -> None:
-        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, of so many slots at least."""
+    def hold_index(self, like: torch.Tensor, num_slots: int = 0) -> torch.Tensor:
+        """
+        Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, of so many slots at least, and
+        returns it.
+        """
         old = self.index_keys
         if old is not None and num_slots <= old.shape[2]:
-            return
+            return old
         capacity = max(self.keys.shape[2] if self.is_initialized else self.cache.capacity, num_slots)
-        self.index_keys = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
+        self.index_keys = held = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
         if old is not None:
-            self.index_keys[:, :, : old.shape[2]] = old
+            held[:, :, : old.shape[2]] = old
+        return held
 
     def reserve(self, num_slots: int) -> None:
         """Grows the capacity to `num_slots`, at least doubling it, in memory of its own (not the storage's)."""
@@ -151,27 +142,37 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
         window = self.cache.write_window
         if window is None:
             return self.filled
-        return window.start if self.cache.counts_nodes and window.start is not None else max(self.cache.lengths)
+        return window.start if self.cache.counts_nodes and isinstance(window, Span) else max(self.cache.lengths)
 
     def get_max_length(self) -> int:
         """-1: the layer grows."""
         return -1
 
 
-class WriteWindow:
+class Span:
+    """Slots from `start` to before `end`, to which all rows of a forward write."""
+
+    def __init__(self, start: int, end: int):
+        self.start, self.end = start, end
+
+
+class SlotsOfRows:
     """
-    Slots that a tree forward writes to: `slots` (`[batch, nodes]`, int64), or the slots from `start` on if all rows
-    write to equal slots; `end` is one past the last slot of any row.
+    Slots of its own to which every row of a tree forward writes, `slots` (`[batch, nodes]`, int64); `end` is one past
+    the last slot of any row.
     """
 
-    def __init__(self, start: int | None, end: int, slots: torch.Tensor | None):
-        self.start, self.end, self.slots = start, end, slots
+    def __init__(self, end: int, slots: torch.Tensor):
+        self.end, self.slots = end, slots
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices of the written rows, `[batch, 1]`, and slots, `[batch, nodes]`, int64 on `device`."""
         if device not in self._places:
-            assert self.slots is not None
             rows = torch.arange(len(self.slots), device=device)[:, None]
             self._places[device] = rows, self.slots.to(device)
         return self._places[device]
+
+
+WriteWindow = Span | SlotsOfRows
+"""Slots that a tree forward writes to."""

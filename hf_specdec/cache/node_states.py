@@ -67,8 +67,7 @@ class NodeStatesLayer(LinearAttentionLayer):
         self, kind: str, number: int, rows: torch.Tensor, places: torch.Tensor, states: torch.Tensor
     ) -> None:
         """Takes the states of some rows after a node each, at these places among the nodes, until `settle`."""
-        topology, batch = self.cache.topology, len(self.cache.lengths)
-        assert topology is not None
+        topology, batch = self.cache.nodes, len(self.cache.lengths)
         if getattr(self, kind)[number] is None:
             new = states.new_zeros(self.cache.num_states or batch, *states.shape[1:])
             (self._hold_window if kind == "conv_states" else self._hold_state)(new, number)

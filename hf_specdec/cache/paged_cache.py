@@ -164,8 +164,7 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         """Block tables by which the next forward's attention reads K/V, `[batch, blocks]`; None if it reads a copy."""
         return self.write_window.tables if self.write_window is not None and self.write_window.in_place else None
 
-    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = False) -> None:
-        """Prepares the next forwards to write `num_nodes` nodes per row, from slot `lengths + offset` on."""
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = False) -> int:
         end = max(self.lengths) + offset + num_nodes
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
         width, used = self._tables_tensor.shape[1], self.pool.blocks_for(end)
@@ -173,6 +172,7 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
         self.write_window = PagedWindow(*self.places_of_slots(slots), tables, end, self.pool.block_size, in_place)
+        return end
 
     def tables_from(self, first: int, end: int) -> torch.Tensor:
         """Numbers of the blocks that hold slots from `first` to before `end` of every row, `[batch, blocks]`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .blocks import NUM_RESERVED
 from .index_keys import HoldsIndexKeys
+from .parts import PartOfCache
 from .state_layers import StateLayer
 
 
@@ -64,7 +64,7 @@ class PagedWindow:
         return self._rows[key]
 
 
-class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
+class PagedLayer(HoldsIndexKeys, CacheLayerMixin, PartOfCache["PagedCache"]):
     """K/V of one attention layer, `[blocks, kv_heads, block_size, head_dim]`."""
 
     is_compileable = False
@@ -73,12 +73,15 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
 
     def __init__(self, cache: PagedCache):
         super().__init__()
-        self._cache = weakref.ref(cache)
+        self.join(cache)
 
     @property
-    def cache(self) -> PagedCache:
-        """The cache that the layer is part of."""
-        return self._cache()
+    def window(self) -> PagedWindow:
+        """The slots that the present forward writes and reads."""
+        window = self.cache.write_window
+        if window is None:
+            raise RuntimeError("`PagedCache.write_nodes` must say where a forward writes, before it runs.")
+        return window
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pool = self.cache.pool
@@ -120,7 +123,7 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        num_heads, window = key_states.shape[1], self.cache.write_window
+        num_heads, window = key_states.shape[1], self.window
         if window.in_place:  # may be compiled: uses no other views of the memory
             self.keys[window.blocks, :, window.offsets] = key_states.transpose(1, 2)
             self.values[window.blocks, :, window.offsets] = value_states.transpose(1, 2)
@@ -138,10 +141,8 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         return keys[:, :, start : start + end - first], values[:, :, start : start + end - first]
 
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
-        self.hold_index(index_keys)
-        num_heads, window = index_keys.shape[1], self.cache.write_window
-        index = window.slots_to_write(num_heads, index_keys.device)
-        self.index_keys.flatten(0, 2).index_copy_(0, index, index_keys.flatten(0, 2))
+        index = self.window.slots_to_write(index_keys.shape[1], index_keys.device)
+        self.hold_index(index_keys).flatten(0, 2).index_copy_(0, index, index_keys.flatten(0, 2))
         return self.read_index()
 
     def positions_of(self, slots: torch.Tensor) -> torch.Tensor:
@@ -153,19 +154,22 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         return positions
 
     def read_index(self) -> torch.Tensor:
-        return self.gather(self.index_keys.flatten(0, 1).flatten(1), self.index_keys.shape[1])
+        held = self.held_index()
+        return self.gather(held.flatten(0, 1).flatten(1), held.shape[1])
 
-    def hold_index(self, like: torch.Tensor) -> None:
-        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
-        if self.index_keys is None:
+    def hold_index(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, taken if there is none yet."""
+        held = self.index_keys
+        if held is None:
             pool = self.cache.pool
             blocks = pool.num_blocks + NUM_RESERVED
-            self.index_keys = like.new_empty(blocks, like.shape[1], pool.block_size, like.shape[3])
-            self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [self.index_keys])
+            self.index_keys = held = like.new_empty(blocks, like.shape[1], pool.block_size, like.shape[3])
+            self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [held])
+        return held
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Copies the seated requests' slots into one row each, for attention that does not read block tables."""
-        window = self.cache.write_window
+        window = self.window
         gathered = blocks.index_select(0, window.rows_to_read(num_heads, blocks.device))
         block_size = self.cache.pool.block_size
         num_rows, num_blocks = window.tables.shape
@@ -186,7 +190,7 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of key slots that a forward can attend to, and the first of them (0)."""
-        return self.cache.write_window.end, 0
+        return self.window.end, 0
 
     def get_seq_length(self) -> int:
         """Committed slots of the longest row."""

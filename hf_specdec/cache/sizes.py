@@ -66,7 +66,9 @@ def bytes_of_scans(
     """
     most: Counter[torch.device] = Counter()
     layers = layers_of(model, dtype)
-    for index, recurrence in recurrences_of(model).items() if layers is not None else ():
+    if layers is None:
+        return most
+    for index, recurrence in recurrences_of(model).items():
         layer = layers.states.get(index)
         if layer is None:
             continue

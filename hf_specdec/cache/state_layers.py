@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from ..states import (
-    NodeTopology,
     Path,
     Recurrence,
     advance_in_groups,
@@ -21,6 +19,7 @@ from ..states import (
 )
 from .kernel_states import RunsByKernel
 from .node_states import NodeStatesLayer
+from .parts import PartOfCache
 
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Pending:
     text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
-class StateLayer(NodeStatesLayer, RunsByKernel):
+class StateLayer(NodeStatesLayer, RunsByKernel, PartOfCache["TreeCache"]):
     """
     The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
     inputs of a convolution, `[rows, channels, taps]`, and `recurrent_states`, `[rows, …]`. Plain forwards change them
@@ -65,17 +64,12 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
         self.index = index
         self._had: dict[int, bool] = {}
         super().__init__(number_of_states=number_of_states)
-        self._cache = weakref.ref(cache)
+        self.join(cache)
         self.pending: dict[int, Pending] = {}
         self.after_nodes = {}
         self.kernel_pending = {}
         self.num_read = 0
         """Tokens that plain forwards have read, padding included."""
-
-    @property
-    def cache(self) -> TreeCache:
-        """The cache that the layer is part of."""
-        return self._cache()
 
     @property
     def has_previous_state(self) -> dict[int, bool]:
@@ -138,7 +132,7 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
         activation: str | None,
     ) -> torch.Tensor:
         """The convolution at the queries; see `convolution.convolve`."""
-        cache, topology, forward = self.cache, self.cache.topology, self.cache.kernel_forward
+        cache, topology, forward = self.cache, self.cache.nodes, self.cache.kernel_forward
         if self.conv_states[state_idx] is None:
             self._hold_window(inputs.new_zeros(cache.num_states or len(inputs), *weight.shape), state_idx)
         if forward is not None:
@@ -152,7 +146,7 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
             earlier = self.pending[state_idx] = Pending(all_inputs)
         earlier.conv_inputs = all_inputs
         if topology.counts is not None:
-            path = _whole(topology, inputs.device)
+            path = Path.of([list(range(count)) for count in topology.counts], inputs.device)
             earlier.text = convolution.advanced(window, inputs, path), []
         return outputs
 
@@ -310,9 +304,3 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
                     states[number] = tensor = grown
                 if rows:
                     tensor[rows] = 0
-
-
-def _whole(topology: NodeTopology, device: torch.device) -> Path:
-    """The path of a text."""
-    assert topology.counts is not None
-    return Path.of([list(range(count)) for count in topology.counts], device)

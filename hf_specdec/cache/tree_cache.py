@@ -13,7 +13,7 @@ from ..compat import index_keys_of, index_positions_of, set_index_keys
 from ..states import LayerKinds, PendingPaths
 from .held_states import HoldsStates
 from .kinds_of_layers import HybridLayer, NoLayer, new_layers, states_among
-from .layers import TreeLayer, WriteWindow
+from .layers import SlotsOfRows, Span, TreeLayer, WriteWindow
 from .state_layers import StateLayer
 
 
@@ -105,9 +105,10 @@ class TreeCache(HoldsStates, Cache):
         length = self.get_seq_length() if has_slots else self.state_layers[0].num_read
         self.set_lengths([length] * len(self.lengths))
 
-    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> int:
         """
         Makes the following forwards tree forwards that write `num_nodes` nodes from slot `lengths + offset` on.
+        Returns one past the last slot of any row that they see.
 
         Args:
             offset (`int`): nodes that earlier forwards of the step have written.
@@ -117,10 +118,11 @@ class TreeCache(HoldsStates, Cache):
         """
         end = max(self.lengths) + offset + num_nodes
         if self.uniform_length is not None:
-            self.write_window = WriteWindow(self.uniform_length + offset, end, None)
+            self.write_window = Span(self.uniform_length + offset, end)
         else:
             nodes = torch.arange(offset, offset + num_nodes, device=self.device)
-            self.write_window = WriteWindow(None, end, self.lengths_tensor[:, None] + nodes)
+            self.write_window = SlotsOfRows(end, self.lengths_tensor[:, None] + nodes)
+        return end
 
     def take_memory(self) -> None:
         """

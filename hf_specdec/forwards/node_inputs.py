@@ -48,11 +48,12 @@ class NodeInputs:
     def copy_(self, source: NodeInputs) -> None:
         """Copies the values of other inputs, which must have an equal `key`, into these tensors."""
         self.tokens.copy_(source.tokens)
-        if self.positions is not None:
+        if self.positions is not None and source.positions is not None:
             self.positions.copy_(source.positions)
+        new = source.others or {}
         for name, value in (self.others or {}).items():
             if isinstance(value, torch.Tensor):
-                value.copy_(source.others[name])
+                value.copy_(new[name])
 
 
 def causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -192,14 +192,14 @@ class TreeForward:
         """
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
-        cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
+        num_slots = cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
         if cache.state_layers:
             cache.follow(ancestors, counts, prompt_counts, by_kernel=self._runs_states_by_kernel(ancestors, counts))
         context = TreeContext(
             lengths=cache.lengths,
             device=cache.device,
             visible=self.visible,
-            num_slots=cache.write_window.end,
+            num_slots=num_slots,
             ancestors=ancestors,
             query_depths=query_depths,
             node_depths=query_depths if node_depths is None else node_depths,

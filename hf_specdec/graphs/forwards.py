@@ -10,7 +10,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from ..attention import AttentionContext, TreeContext
-from ..cache import TreeCache, WriteWindow
+from ..cache import SlotsOfRows, TreeCache
 from ..states import StaticKernelForward
 from .capturing import Record
 from .experts import with_captured_experts
@@ -33,7 +33,8 @@ class StaticContext:
     def __init__(self, context: TreeContext):
         self.was_used = False
         self.uses_kernel = context.uses_kernel
-        self.kernel_inputs = context.kernel_inputs.for_batch(len(context.lengths)) if self.uses_kernel else None
+        inputs = context.kernel_inputs
+        self.kernel_inputs = None if inputs is None else inputs.for_batch(len(context.lengths))
         self._context = context
         self._masks: dict[Any, torch.Tensor] = {}
         self._placeholder: torch.Tensor | None = None
@@ -59,8 +60,9 @@ class StaticContext:
     def refresh(self, context: TreeContext) -> None:
         """Copies masks and kernel inputs from the context of another step."""
         self._context = context
-        if self.kernel_inputs is not None:
-            self.kernel_inputs.copy_(context.kernel_inputs)
+        inputs = context.kernel_inputs
+        if self.kernel_inputs is not None and inputs is not None:
+            self.kernel_inputs.copy_(inputs)
         for key, mask in self._masks.items():
             mask.copy_(context.mask(*key))
 
@@ -143,7 +145,7 @@ class CapturedForward:
         self._nodes, self._masks = nodes.clone(), StaticContext(context)
         slots = _slots(forward.cache).to(forward.device, copy=True)
         # Kept, because a replay reads its tensors.
-        self._window = window = WriteWindow(None, forward.cache.storage.capacity, slots)
+        self._window = window = SlotsOfRows(context.num_slots, slots)
         live = forward.cache.kernel_forward
         self._states = None if live is None else StaticKernelForward(live, *nodes.tokens.shape)
         self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, self._states, record)
@@ -162,7 +164,8 @@ class CapturedForward:
 def _slots(cache: TreeCache) -> torch.Tensor:
     """Slots to which the nodes of the present step are written, `[batch, nodes]` int64."""
     window = cache.write_window
-    if window.slots is not None:
+    if isinstance(window, SlotsOfRows):
         return window.slots
-    slots = torch.arange(window.start, window.end, device=cache.device)
-    return slots.expand(len(cache.lengths), -1)
+    if window is None:
+        raise RuntimeError("`TreeCache.write_nodes` must say where a forward writes, before it runs.")
+    return torch.arange(window.start, window.end, device=cache.device).expand(len(cache.lengths), -1)

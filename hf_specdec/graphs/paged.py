@@ -111,16 +111,18 @@ class PagedGraphs:
         if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
             self._seen.add(key)
             return None
-        context = context.over(context.num_slots, NODE_MULTIPLE)
+        inputs = context.over(context.num_slots, NODE_MULTIPLE).kernel_inputs
+        if inputs is None:
+            return None
         if captured is None:
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
-                captured = PagedForward(forward, nodes, context, size, record)
+                captured = PagedForward(forward, nodes, inputs, size, record)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
             self._graphs[key] = captured
-        return captured(forward.cache, nodes, context, features)
+        return captured(forward.cache, nodes, inputs, features)
 
     def _give_up(self, error: Exception) -> None:
         self.works, self._failed = False, True
@@ -169,13 +171,13 @@ class PagedForward:
 
     Args:
         forward (`TreeForward`): the forward, over a `PagedCache`.
-        nodes (`NodeInputs`), context (`TreeContext`): inputs of the present step, with which the graph is captured.
+        nodes (`NodeInputs`), inputs (`KernelInputs`): inputs of the present step, with which the graph is captured.
         size (`ForwardSize`): rows, queries, nodes and blocks for which the graph has room.
         record (`Callable`): captures a function, see `record_cuda_graph`.
     """
 
     def __init__(
-        self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: ForwardSize, record: Record
+        self, forward: TreeForward, nodes: NodeInputs, inputs: KernelInputs, size: ForwardSize, record: Record
     ):
         rows, queries, num_nodes, num_blocks = size
         self._queries, device = queries, forward.device
@@ -191,8 +193,7 @@ class PagedForward:
         }
         positions: Any = None if nodes.positions is None else integers(rows, queries)
         self._nodes = NodeInputs(integers(rows, queries), positions, nodes.logits_to_keep, others)
-        of_step = context.kernel_inputs
-        words = (rows, queries, of_step.ancestors.shape[2])
+        words = (rows, queries, inputs.ancestors.shape[2])
         self._kernel_inputs = KernelInputs(
             lengths=integers(rows),
             ancestors=integers(*words),
@@ -200,13 +201,13 @@ class PagedForward:
             node_depths=integers(rows, num_nodes),
             first_slots=integers(rows),
             block_tables=integers(rows, num_blocks, value=ZERO_BLOCK),
-            ancestors_in_windows=None if of_step.ancestors_in_windows is None else integers(*words),
+            ancestors_in_windows=None if inputs.ancestors_in_windows is None else integers(*words),
         )
         self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
         self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read
         live = forward.cache.kernel_forward
         self._states = None if live is None else StaticKernelForward(live, rows, queries)
-        self._load(window, nodes, context)
+        self._load(window, nodes, inputs)
         tables: Any = self._kernel_inputs.block_tables
 
         def places() -> PagedWindow:
@@ -215,9 +216,9 @@ class PagedForward:
 
         self._recorded = RecordedForward(forward, self._nodes, self._padded, places, self._states, record)
 
-    def __call__(self, cache: Any, nodes: NodeInputs, context: TreeContext, features: Features | None) -> ModelOutput:
+    def __call__(self, cache: Any, nodes: NodeInputs, inputs: KernelInputs, features: Features | None) -> ModelOutput:
         """Replays the graph for another step of a cache. The output's tensors belong to the caller."""
-        self._load(cache.write_window, nodes, context)
+        self._load(cache.write_window, nodes, inputs)
         if self._states is not None:
             self._states.load(cache.kernel_forward)
         batch, queries = nodes.tokens.shape
@@ -225,7 +226,7 @@ class PagedForward:
             features, lambda tensor: tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]
         )
 
-    def _load(self, window: PagedWindow, nodes: NodeInputs, context: TreeContext) -> None:
+    def _load(self, window: PagedWindow, nodes: NodeInputs, inputs: KernelInputs) -> None:
         """Copies the inputs of another step to the tensors that the graph reads."""
         batch = len(nodes.tokens)
         _put(self._nodes.tokens, nodes.tokens, batch)
@@ -238,7 +239,7 @@ class PagedForward:
         _put(self._blocks, window.blocks, batch, WASTE_BLOCK)
         _put(self._offsets, window.offsets, batch)
         own = self._kernel_inputs.tensors()
-        for name, value in context.kernel_inputs.tensors().items():
+        for name, value in inputs.tensors().items():
             _put(own[name], value, batch, ZERO_BLOCK if name == "block_tables" else 0)
 
 

@@ -110,7 +110,7 @@ class GraphStore:
             or (queries > MOST_CAPTURED_QUERIES and queries not in WIDTHS)
         ):
             return None
-        if forward.cache.write_window.end > self.capacity:  # the cache is about to outgrow this store
+        if context.num_slots > self.capacity:  # the cache is about to outgrow this store
             return None
         features = forward.features
         words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None

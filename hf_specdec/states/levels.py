@@ -65,8 +65,8 @@ def _leave(mixer: Any, args: tuple[Any, ...], output: Any) -> Any:
         return None
     _, args, kwargs, cache = _running.given.pop()
     outputs = [one.new_zeros(*_shape_of(cache), *one.shape[2:]) for one in _tensors(output)]
-    of_text = cache.topology.counts is not None
-    for rows, states in _rows_of_text(cache) if of_text else _levels_of(cache):
+    counts = cache.topology.counts
+    for rows, states in _levels_of(cache) if counts is None else _rows_of_text(cache, counts):
         own = (rows.of(one, states) for one in args)
         found = mixer.forward(*own, **{name: rows.of(one, states) for name, one in kwargs.items()})
         states.keep()
@@ -81,14 +81,12 @@ def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
 
 def _shape_of(cache: TreeCache) -> tuple[int, int]:
     """Rows and queries of a forward."""
-    assert cache.topology is not None
-    return len(cache.lengths), cache.topology.num_queries
+    return len(cache.lengths), cache.nodes.num_queries
 
 
 def _levels_of(cache: TreeCache) -> Iterator[tuple[NodeRows, _RowStates]]:
     """The queries of every depth, from the root down."""
-    topology, shape = cache.topology, _shape_of(cache)
-    assert topology is not None
+    topology, shape = cache.nodes, _shape_of(cache)
     depths = topology.ancestors_on(cache.device).sum(dim=2).expand(shape)
     parents = topology.parents_on(cache.device).expand(shape)
     for depth in depths.unique().tolist():
@@ -97,11 +95,9 @@ def _levels_of(cache: TreeCache) -> Iterator[tuple[NodeRows, _RowStates]]:
         yield NodeRows(shape, rows, nodes), _RowStates(cache, rows, places, parents[rows, nodes])
 
 
-def _rows_of_text(cache: TreeCache) -> Iterator[tuple[NodeRows, _RowStates]]:
+def _rows_of_text(cache: TreeCache, counts: list[int]) -> Iterator[tuple[NodeRows, _RowStates]]:
     """The tokens of every row that reads some."""
-    topology = cache.topology
-    assert topology is not None and topology.counts is not None
-    for row, count in enumerate(topology.counts):
+    for row, count in enumerate(counts):
         if count:
             own = torch.tensor([row], device=cache.device)
             tokens = torch.arange(count, device=cache.device)

@@ -75,7 +75,7 @@ def visible_slots(
     first = 0 if first_slots is None else first_slots[:, None]
     committed = (nodes < 0) & (slots >= first)
     allowed = committed[:, None] | (in_tree & ((nodes >= 0) & (nodes < num_nodes))[:, None])
-    if window is not None:
+    if window is not None and query_depths is not None and node_depths is not None:
         depths = node_depths.long().expand(batch, -1).gather(1, places)
         from_first_node = torch.where(nodes < 0, nodes, depths)
         allowed = allowed & (query_depths[:, :, None] - from_first_node[:, None] < window)
