@@ -17,6 +17,7 @@ from ..engine.stopping import end_tokens_of, max_length_of
 from ..models.encoders import EncoderInputs
 from ..plan import SpeculationPlan
 from ..sequences import Sequences
+from .stopping import have_end_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,11 @@ class CallArguments:
         ids, visible = self.input_ids, self.visible
         visible = None if visible is None else visible[:, visible.shape[1] - ids.shape[1] :]
         return Sequences(ids, visible, self.max_length, end_tokens_of(self.stopping_criteria))
+
+    @property
+    def pads_ended_rows(self) -> bool:
+        """Whether rows that have ended wait for others, padded; without end tokens they go on until all have."""
+        return len(self.input_ids) > 1 and have_end_tokens(self.stopping_criteria)
 
     @property
     def pad_token(self) -> int | None:

@@ -19,7 +19,7 @@ from .arguments import CallArguments
 from .loop import speculative_decoding
 from .model_refusals import check_rows
 from .recording import SpeculativeGenerateOutput
-from .refusals import check_encoder, check_inputs
+from .refusals import check_encoder, check_inputs, check_padding
 from .state_refusals import check_states
 from .static_batch import StaticBatch
 
@@ -46,6 +46,7 @@ def decode(
     arguments = CallArguments(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
     check_states(arguments)
     check_encoder(arguments)
+    check_padding(arguments)
     with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
         batch = StaticBatch(arguments)
         obstacle = batch.obstacle()

@@ -144,6 +144,20 @@ def check_encoder(arguments: CallArguments) -> None:
             )
 
 
+def check_padding(arguments: CallArguments) -> None:
+    """
+    Checks that rows that end before others can be padded, as plain `generate` pads them.
+
+    Raises:
+        ValueError: without a pad token, if a stopping criterion has end tokens.
+    """
+    if arguments.pads_ended_rows and arguments.pad_token is None:
+        raise ValueError(
+            "`stopping_criteria` has end tokens of its own, and `pad_token_id` is None: rows that end before others "
+            "cannot be padded. Give `pad_token_id`."
+        )
+
+
 def _is_full(mask: torch.Tensor | None) -> bool:
     return mask is None or bool(mask.all())
 

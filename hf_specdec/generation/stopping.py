@@ -26,7 +26,7 @@ class ColumnJudge:
         criteria (`StoppingCriteriaList`): the criteria of the call.
         sequences (`Sequences`): the rows.
         recorder (`Recorder`): holds the scores that criteria may read.
-        pad_token (`int`, *optional*): the token that pads finished rows.
+        pad_token (`int`, *optional*): the token that pads finished rows; None for a single row, which needs none.
         streamer (`BaseStreamer`, *optional*): gets every column.
     """
 
@@ -40,7 +40,7 @@ class ColumnJudge:
     ):
         self.criteria, self.sequences, self.recorder, self.streamer = criteria, sequences, recorder, streamer
         # Plain `generate` pads finished rows only if there is an end token; without one they go on until all are done.
-        self.pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self.pads_finished_rows = have_end_tokens(criteria)
         self.pad_token = pad_token
         self.judged = sequences.prompt_length
         self.finished = [False] * sequences.batch_size
@@ -57,7 +57,7 @@ class ColumnJudge:
         ):
             self.judged += 1
             for row, ended in enumerate(self.ended()):
-                if ended:
+                if ended and self.pad_token is not None:
                     sequences.fill(row, self.judged - 1, self.pad_token)
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
             self.recorder.add_column(self.ended())
@@ -74,3 +74,8 @@ class ColumnJudge:
     def ended(self) -> list[bool]:
         """Whether each row gets padding from now on."""
         return self.finished if self.pads_finished_rows else [False] * len(self.finished)
+
+
+def have_end_tokens(criteria: StoppingCriteriaList) -> bool:
+    """Whether plain `generate` takes one of the criteria for one of end tokens, and so pads rows that have ended."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)

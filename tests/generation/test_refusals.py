@@ -15,9 +15,11 @@ from support.refusals import assert_refused
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
+    EosTokenCriteria,
     GenerationConfig,
     PreTrainedModel,
     StaticCache,
+    StoppingCriteriaList,
     cache_utils,
 )
 
@@ -101,6 +103,16 @@ def test_options_of_the_generation_config(target: PreTrainedModel, draft: PreTra
         {"assistant_model": draft, "tree": "[(0,)]", "generation_config": config, "max_new_tokens": None},
         "num_beams=4",
     )
+
+
+def test_rows_that_cannot_be_padded(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """A criterion with end tokens where the config has none: `generate` makes no pad token, and needs one."""
+    criteria = StoppingCriteriaList([EosTokenCriteria(5)])
+    alone = {"stopping_criteria": criteria, "eos_token_id": None, "pad_token_id": None, "do_sample": False}
+    with pytest.raises(TypeError, match="NoneType"):
+        target.generate(**prompts(2, 6), max_new_tokens=8, **alone)
+    options = alone | prompts(2, 6) | {"assistant_model": draft, "tree": "[(0,)]"}
+    assert_refused(target, options, "`stopping_criteria`", "`pad_token_id` is None")
 
 
 def quantized_cache(config: Any) -> DynamicCache:
