@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from .parts import CacheT, PartOfCache
 
-class HoldsIndexKeys:
+
+class HoldsIndexKeys(PartOfCache[CacheT]):
     """
     A cache layer that may hold the keys of an indexer, too. They are written before the layer's K/V or after, to the
     same slots, and move with them.
@@ -18,7 +18,6 @@ class HoldsIndexKeys:
     index_keys: torch.Tensor | None = None
     """The keys, in the layout of `keys`; None before an indexer has written any."""
 
-    cache: Any
     positions: torch.Tensor | None = None
     """Positions of the slots that plain forwards have written, `[axes, batch, slots]`; see `indexer_position_ids`."""
 

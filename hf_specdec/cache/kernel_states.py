@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..states import KernelForward, Recurrence, StateKernel, convolution
 from ..states.kernel import MOST_NODES
+
+
+if TYPE_CHECKING:
+    from .tree_cache import TreeCache
 
 
 @dataclass
@@ -32,7 +36,7 @@ class KernelPending:
 class RunsByKernel:
     """A layer whose states lie in slots, of all rows of its cache."""
 
-    cache: Any
+    cache: TreeCache
     conv_states: dict[int, Any]
     recurrent_states: dict[int, Any]
     kernel_pending: dict[int, KernelPending]

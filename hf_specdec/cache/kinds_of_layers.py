@@ -42,13 +42,13 @@ class NoLayer(NoCacheLayer):
         super().__init__()
         self.is_initialized = False
 
-    def view_for(self, cache: Any) -> NoLayer:
+    def view_for(self, cache: TreeCache) -> NoLayer:
         """A layer of another cache: nothing."""
         return NoLayer()
 
 
 def new_layers(
-    cache: Any,
+    cache: TreeCache,
     num_layers: int,
     kinds: LayerKinds | None,
     of_attention: Callable[[int], Any],

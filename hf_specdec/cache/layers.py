@@ -8,14 +8,13 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from .index_keys import HoldsIndexKeys
-from .parts import PartOfCache
 
 
 if TYPE_CHECKING:
     from .tree_cache import TreeCache
 
 
-class TreeLayer(HoldsIndexKeys, CacheLayerMixin, PartOfCache["TreeCache"]):
+class TreeLayer(HoldsIndexKeys["TreeCache"], CacheLayerMixin):
     """
     K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. Sliding-window layers keep all slots, too: the
     mask decides what a query attends to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import LinearAttentionLayer
@@ -10,10 +10,14 @@ from transformers.cache_utils import LinearAttentionLayer
 from ..states import Path
 
 
+if TYPE_CHECKING:
+    from .tree_cache import TreeCache
+
+
 class NodeStatesLayer(LinearAttentionLayer):
     """The states of a layer in the rows of a cache, and after the nodes of a step where mixers run level by level."""
 
-    cache: Any
+    cache: TreeCache
     index: int
     device: Any
     dtype: Any

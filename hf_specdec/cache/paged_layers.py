@@ -9,7 +9,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .blocks import NUM_RESERVED
 from .index_keys import HoldsIndexKeys
-from .parts import PartOfCache
 from .state_layers import StateLayer
 
 
@@ -64,7 +63,7 @@ class PagedWindow:
         return self._rows[key]
 
 
-class PagedLayer(HoldsIndexKeys, CacheLayerMixin, PartOfCache["PagedCache"]):
+class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
     """K/V of one attention layer, `[blocks, kv_heads, block_size, head_dim]`."""
 
     is_compileable = False

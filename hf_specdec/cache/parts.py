@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import Generic, TypeVar
+from abc import ABC
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 
-CacheT = TypeVar("CacheT")
+if TYPE_CHECKING:
+    from .tree_cache import TreeCache
+
+CacheT = TypeVar("CacheT", bound="TreeCache")
 
 
-class PartOfCache(Generic[CacheT]):
+class PartOfCache(Generic[CacheT], ABC):
     """A layer of a cache, without a reference cycle: K/V must be freed with the call."""
 
     _cache: weakref.ref[CacheT]

@@ -231,7 +231,7 @@ class StateLayer(NodeStatesLayer, RunsByKernel, PartOfCache["TreeCache"]):
         """Whether the layer has allocated its memory."""
         return self.has_states
 
-    def view_for(self, cache: Any) -> StateLayer:
+    def view_for(self, cache: TreeCache) -> StateLayer:
         """A layer of another cache over the same states."""
         view = StateLayer(cache, self.index, self.number_of_states)
         view.share(self)

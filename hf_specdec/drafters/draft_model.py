@@ -295,8 +295,8 @@ class DraftModelDrafting(CachedDrafting):
         self._cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds, max_requests)
         self.attach(drafter)
 
-    def _begin(self, drafter: Any) -> None:
-        drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
+    def _begin(self) -> None:
+        self.drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         self.drafter.ask(asked)

@@ -15,7 +15,7 @@ from ..cache.pending_features import PendingFeatures
 from ..forwards.tree_forward import TreeForward
 from ..kernels import DTYPES
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
-from .base import DraftRequest
+from .base import Drafter, DraftRequest
 
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Drafting(ABC):
         """What a user is told of how it drafts; None if that is plain."""
         return None
 
-    def attach(self, drafter: Any) -> None:
+    def attach(self, drafter: Drafter) -> None:
         """Takes the drafter of another call, with the same models; see `Engine.take_drafter`."""
         raise NotImplementedError(f"{type(self).__name__} takes no other drafter.")
 
@@ -202,13 +202,13 @@ class CachedDrafting(Drafting):
     _cache: PagedCache
 
     @abstractmethod
-    def _begin(self, drafter: Any) -> None:
-        """Prepares a drafter for forwards into the cache."""
+    def _begin(self) -> None:
+        """Prepares the drafter for forwards into the cache."""
 
-    def attach(self, drafter: Any) -> None:
+    def attach(self, drafter: Drafter) -> None:
         self.drafter: Any = drafter
         self._cache.serve(*drafter.models)
-        self._begin(drafter)
+        self._begin()
 
     def detach(self) -> None:
         self.drafter = None

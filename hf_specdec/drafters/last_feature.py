@@ -163,7 +163,7 @@ class LastFeatureDrafting(Drafting):
     def parts(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.parts
 
-    def attach(self, drafter: Any) -> None:
+    def attach(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
     def detach(self) -> None:

@@ -188,9 +188,9 @@ class SeveralMtpDrafting(FeatureDrafting):
     def keep_block_ends(self) -> None:
         self._keeps_block_ends = True
 
-    def _begin(self, drafter: SeveralMtpDrafter) -> None:
-        super()._begin(drafter)
-        drafter.block_ends = self.block_ends
+    def _begin(self) -> None:
+        super()._begin()
+        self.drafter.block_ends = self.block_ends
 
     def take_prefix(self, request: Request, length: int) -> None:
         super().take_prefix(request, length)

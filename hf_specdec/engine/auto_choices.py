@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from ..trees import AutoTree, DynamicTree, TokenTree, TreeChoice, choice_of, remembered_of
 from ..trees.auto import times_of
@@ -29,7 +31,7 @@ class AutoChoices:
             a CUDA graph.
     """
 
-    def __init__(self, target: Any, draft: Any, takes_few: Callable[[], bool]):
+    def __init__(self, target: PreTrainedModel, draft: Hashable, takes_few: Callable[[], bool]):
         self.target, self.draft, self._takes_few = target, draft, takes_few
         self._auto: dict[Any, TreeChoice] = {}
         self._ways: dict[Any, CandidateWays] = {}

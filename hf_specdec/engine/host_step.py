@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from transformers.utils import ModelOutput
 
@@ -107,7 +107,7 @@ class RequestStep:
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         return self._engine.target.score(self._requests, draft)
 
-    def accept(self, draft: DraftTree, outputs: Any) -> Walk:
+    def accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
         return self._engine.acceptance.accept(self._requests, draft, self._groups, outputs.logits)
 
     def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule
 from ..trees.candidate_choice import CandidateChoice
@@ -36,8 +38,8 @@ class TreeChoices:
 
     def __init__(
         self,
-        target: Any,
-        draft: Any,
+        target: PreTrainedModel,
+        draft: Hashable,
         max_step_nodes: int | None,
         takes_few: Callable[[], bool] = lambda: False,
         evidence: Callable[[list[Request]], Evidence | None] = lambda requests: None,

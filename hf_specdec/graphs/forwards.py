@@ -150,7 +150,9 @@ class CapturedForward:
         self._states = None if live is None else StaticKernelForward(live, *nodes.tokens.shape)
         self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, self._states, record)
 
-    def __call__(self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Any) -> ModelOutput:
+    def __call__(
+        self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Features | None
+    ) -> ModelOutput:
         """Replays the forward with the inputs of another step; the caller owns the tensors of the output."""
         self._nodes.copy_(nodes)
         self._window.slots.copy_(_slots(cache))

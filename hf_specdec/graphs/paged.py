@@ -187,11 +187,11 @@ class PagedForward:
         def integers(*shape: int, value: int = 0) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.long, device=device)
 
-        others: Any = nodes.others and {
+        others = nodes.others and {
             name: value.new_zeros(rows, queries, *value.shape[2:]) if isinstance(value, torch.Tensor) else value
             for name, value in nodes.others.items()
         }
-        positions: Any = None if nodes.positions is None else integers(rows, queries)
+        positions = None if nodes.positions is None else integers(rows, queries)
         self._nodes = NodeInputs(integers(rows, queries), positions, nodes.logits_to_keep, others)
         words = (rows, queries, inputs.ancestors.shape[2])
         self._kernel_inputs = KernelInputs(

@@ -47,8 +47,8 @@ class FeatureDrafting(CachedDrafting):
         self._cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
         self.attach(drafter)
 
-    def _begin(self, drafter: Any) -> None:
-        drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device), 0)
+    def _begin(self) -> None:
+        self.drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device), 0)
 
     reads_features = True
 

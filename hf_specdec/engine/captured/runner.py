@@ -278,7 +278,7 @@ class DeviceSteps:
 
     def _new_width(self, part: StepPart) -> int:
         """A width at which a head has not read yet, where it is to read at each at once; else 0."""
-        store: Any = self._drafting.features
+        store = self._drafting.features
         if not self._reads_at_once or part.groups or store is None or not max(store.counts(part.own)):
             return 0
         draws = any(request.options.do_sample for request in part.own)

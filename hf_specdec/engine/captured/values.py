@@ -84,11 +84,10 @@ class ValuesOfRows:
 
     def _reads_first(self, part: StepPart, lag: int, waits: list[int], read_width: int) -> bool:
         """Whether an EAGLE head must read before it can draft, or because a row has no room for more features."""
-        most = max(waits)
-        if most == 0 or not self._drafting.can_be_captured:
+        most, store = max(waits), self._drafting.features
+        if most == 0 or store is None or not self._drafting.can_be_captured:
             return False
         is_too_far = max(waits[: len(part.drafted)], default=0) > lag
-        store: Any = self._drafting.features
         is_full = not part.groups and most == store.capacity
         return is_too_far or is_full or read_width > 0
 
