@@ -62,10 +62,13 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
     `from_pretrained` reads z-lab's DFlash and DFlash 2, JetSpec, DeepSpec's DFlash and DSpark, SpecForge's DSpark, the
     block heads and P-EAGLE heads of speculators, and our own format. Its arguments may override the checkpoint's
     config: any field of `BlockConfig`, such as `mask_token_id=` or `anchor_first=`, and `rope_theta`, the base of the
-    head's rotary embedding.
+    head's rotary embedding. The arithmetic is that of DFlash (arXiv 2602.06036) and of what came after it.
 
     Args:
         config (`BlockConfig`): the head's configuration.
+
+    Raises:
+        ValueError: for a `text_config` of a `model_type` of which there are no such heads.
     """
 
     def __init__(self, config: BlockConfig):

@@ -51,8 +51,13 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
     SpecForge, ModelOpt, AngelSlim, and our own. Its arguments may override the checkpoint's config: any field of
     `EagleConfig`, such as `aux_layer_ids=[2, 15, 27]`, and `rope_theta`, the base of the head's rotary embedding.
 
+    The arithmetic is that of EAGLE (arXiv 2401.15077; version 1) and EAGLE-3 (arXiv 2503.01840; version 3).
+
     Args:
         config (`EagleConfig`): the head's configuration.
+
+    Raises:
+        ValueError: for a `text_config` whose `model_type` is not that of Llama, Qwen2 or Qwen3.
     """
 
     def __init__(self, config: EagleConfig):

@@ -191,7 +191,8 @@ class CentroidLogits(nn.Module):
 
 class GemmaAssistant(PublishedModel):
     """
-    An assistant of a Gemma 4, to be passed as `generate(assistant_model=assistant)`.
+    An assistant of a Gemma 4, to be passed as `generate(assistant_model=assistant)`. The arithmetic is that of
+    transformers' `Gemma4AssistantForCausalLM`.
 
     `from_pretrained` reads what Google publishes (`google/gemma-4-…-it-assistant`) and what `save_pretrained` writes.
     Fields of `GemmaAssistantConfig` among its arguments override the checkpoint's, such as `default_tree=`.

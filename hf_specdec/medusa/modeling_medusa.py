@@ -45,7 +45,7 @@ class MedusaHead(nn.Module):
 
 class MedusaHeads(PublishedModel):
     """
-    Medusa heads, to be passed as `generate(assistant_model=heads)`.
+    Medusa heads (arXiv 2401.10774), to be passed as `generate(assistant_model=heads)`.
 
     `from_pretrained` reads what FasterDecoding/Medusa publishes and what `save_pretrained` writes. Fields of
     `MedusaConfig` among its arguments override the checkpoint's, such as `default_tree=`.

@@ -78,7 +78,8 @@ class MtpModule(nn.Module):
 class MtpHead(PublishedModel):
     """
     The MTP modules of a target, to be passed as `generate(assistant_model=head)`; `assistant_model="mtp"` makes one
-    for the target of the call. Embeddings and lm_head are the target's.
+    for the target of the call. Embeddings and lm_head are the target's. The arithmetic is that of DeepSeek-V3 (arXiv
+    2412.19437, section 2.2).
 
     Make it with `MtpHead.from_target`.
 
