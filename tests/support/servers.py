@@ -86,7 +86,7 @@ def client_over(
         TestClient(build_app(engine, tokenizer, name, **options), raise_server_exceptions=False) as client,
     ):
         yield client, engine
-        assert not engine._open and not engine._handlers
+        assert not engine._open and not engine._open._handlers
 
 
 @contextmanager

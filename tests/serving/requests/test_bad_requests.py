@@ -14,7 +14,8 @@ from transformers import GenerationConfig, LlamaConfig
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
-from support.bad_requests import FIELDS, LOAD, OPTIONS, UNSUPPORTED, UNSUPPORTED_OPTIONS, bad_requests  # noqa: E402
+from support.bad_requests import bad_requests  # noqa: E402
+from support.bad_requests.fields import FIELDS, LOAD, OPTIONS, UNSUPPORTED, UNSUPPORTED_OPTIONS  # noqa: E402
 from support.models import VOCAB  # noqa: E402
 from support.scripts import answer  # noqa: E402
 
