@@ -23,7 +23,8 @@ from .answers import left_out, may_have_parts, pieces_of
 from .characters import cut
 from .contexts import check_length
 from .decoding import beside
-from .engine.client import EngineClient, Handler
+from .engine.client import EngineClient
+from .engine.open_requests import Handler
 from .errors import MOST_OF_A_REASON, RequestFailed, RequestRefused, refusing
 from .scored_answers import ScoredQueue
 from .stop_strings import TrimmedQueue, trimmed

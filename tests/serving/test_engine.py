@@ -78,7 +78,7 @@ def test_tokens_are_told_once(streaming: bool) -> None:
         assert results[-1].generated_tokens == text_alone(manager.model, PROMPT, max_new_tokens=40, eos_token_id=-1)
         assert len(results) > 10 if streaming else len(results) == 1
         assert counts[-1] == 40
-        assert engine.state.num_generation_tokens == 40 and not engine._open and not engine._handlers
+        assert engine.state.num_generation_tokens == 40 and not engine._open and not engine._open._handlers
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_refusals_have_their_kind(request_: dict[str, Any], kind: type[Exception
 
     with here() as (manager, engine):
         asyncio.run(ask())
-        assert not engine._open and not engine._handlers and manager.state.num_running == 0
+        assert not engine._open and not engine._open._handlers and manager.state.num_running == 0
         assert asyncio.run(results_of(engine, 5))[1] == [5]  # the others are served
 
 

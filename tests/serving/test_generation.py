@@ -42,7 +42,7 @@ def both() -> Iterator[Both]:
     with target.init_continuous_batching(assistant_model=NgramDraft(), **options) as manager:
         with engine_over(manager, tiny_tokenizer()) as engine:
             yield Both(manager, engine)
-            assert not engine._open and not engine._handlers
+            assert not engine._open and not engine._open._handlers
     assert_nothing_left(manager)
 
 

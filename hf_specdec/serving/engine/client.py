@@ -6,17 +6,15 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ...batching import ManagerState, SpeculativeGenerationOutput
+from ...batching import ManagerState
 from ...verification.log_probabilities import LogprobOptions
 from .messages import (
     AddReply,
@@ -25,13 +23,13 @@ from .messages import (
     CancelRequest,
     Ended,
     NotServed,
-    Progress,
     Pulse,
     Served,
     Stage,
     State,
     Warm,
 )
+from .open_requests import Handler, OpenRequests
 from .options import StartError
 from .stalls import Stalls
 
@@ -40,26 +38,6 @@ SECONDS_FOR_STATE = 30.0
 SECONDS_FOR_EXIT_CODE = 3.0
 """Seconds that a process that has closed its end of the pipe may take to end."""
 WARMING_UP = "Warming up: requests are taken now, and served after it."
-Handler = Callable[[SpeculativeGenerationOutput], None]
-
-
-@dataclass(eq=False)
-class _OpenRequest:
-    """
-    A request to the engine that is not over.
-
-    Args:
-        loop (`AbstractEventLoop`): the event loop that made the request, in which its handlers are called.
-        admission (`asyncio.Future`): done when the engine has admitted the request.
-        tokens (`list[int]`), logprobs (`list[float]`), top_logprobs (`list[list]`): tokens received so far, and their
-            log-probabilities.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    admission: asyncio.Future[None]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class EngineClient:
@@ -94,8 +72,7 @@ class EngineClient:
         self._loaded: Future[None] = Future()
         self._is_settled = threading.Event()
         """Set when the engine is warm, or has ended."""
-        self._open: dict[str, _OpenRequest] = {}
-        self._handlers: dict[str, Handler] = {}
+        self._open = OpenRequests()
         self._stalls = Stalls()
         self._states: dict[int, Future[ManagerState]] = {}
         self._numbers = itertools.count()
@@ -203,28 +180,26 @@ class EngineClient:
         Raises:
             RuntimeError: if the engine has ended.
         """
-        loop = asyncio.get_running_loop()
-        request = _OpenRequest(loop, loop.create_future())
         with self._lock:
             self._check_alive()
             if not self._open:
                 self._stalls.note_work()
-            self._open[request_id] = request
+            admission = self._open.add(request_id)
         about = generation_config, seed, streaming, model_inputs, logprobs
         message = AddRequest(request_id, list(input_ids), *about, **further)
         self._outbox.put(message)
-        return request.admission
+        return admission
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
         """
         Registers a callback for every result of a request. It may be registered before the request, and must be before
         the event loop continues.
         """
-        self._handlers[request_id] = callback
+        self._open.add_handler(request_id, callback)
 
     def unregister_result_handler(self, request_id: str) -> None:
         """Removes a request's result handler, if there is one. (The request's last result removes it as well.)"""
-        self._handlers.pop(request_id, None)
+        self._open.remove_handler(request_id)
 
     def cancel_request(self, request_id: str) -> None:
         """Asks the engine to cancel a request; does nothing if it is over."""
@@ -276,9 +251,9 @@ class EngineClient:
     def _handle(self, message: Any) -> None:
         if isinstance(message, list):
             self._stalls.note_forward()
-            self._in_their_loops(self._progress, ((part.request_id, part) for part in message))
+            self._open.note_progress(message)
         elif isinstance(message, AddReply):
-            self._in_their_loops(self._admission, [(message.request_id, message)])
+            self._open.note_reply(message)
         elif isinstance(message, State):
             answer = self._states.get(message.number)
             if answer is not None:
@@ -316,74 +291,11 @@ class EngineClient:
         """Fails open requests, and refuses further ones."""
         with self._lock:
             self.is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
-            left, states = list(self._open), list(self._states.values())
+            states = list(self._states.values())
             if not self._loaded.done():
                 self._loaded.set_exception(start_error or StartError("serve", str(self.fatal_error)))
         self._is_settled.set()
-        failed = (Progress(name, [], RequestStatus.FAILED, reason) for name in left)
-        self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))
+        self._open.fail(reason)
         for state in states:
             if not state.done():
                 state.set_exception(RuntimeError(reason))
-
-    def _in_their_loops(self, take: Callable[[list[Any]], None], parts: Iterable[tuple[str, Any]]) -> None:
-        """Calls `take` with the parts of each event loop's requests in that loop, waking each loop once."""
-        of_loops: dict[asyncio.AbstractEventLoop, list[Any]] = {}
-        for name, part in parts:
-            request = self._open.get(name)
-            if request is not None:
-                of_loops.setdefault(request.loop, []).append(part)
-        for loop, own in of_loops.items():
-            try:
-                loop.call_soon_threadsafe(take, own)
-            except RuntimeError:
-                pass  # the loop is closed, and its handlers with it
-
-    # ----------------------------------------------------------------------------------------------- in an event loop
-
-    def _admission(self, admissions: list[AddReply]) -> None:
-        for one in admissions:
-            request, error = self._open.get(one.request_id), one.error
-            if request is None:
-                continue
-            admission = request.admission  # already done if its waiter was cancelled
-            if error is None and not admission.done():
-                admission.set_result(None)
-            if error is not None:
-                if not admission.done():
-                    admission.set_exception(error)
-                    admission.exception()  # so that asyncio does not log an exception that was never retrieved
-                self._progress([Progress(one.request_id, [], RequestStatus.FAILED, str(error))])
-
-    def _progress(self, parts: list[Progress]) -> None:
-        for part in parts:
-            request = self._open.get(part.request_id)
-            if request is None:
-                continue
-            request.tokens += part.tokens
-            request.logprobs += part.logprobs
-            request.top_logprobs += part.top_logprobs
-            handler = self._handlers.get(part.request_id)
-            if part.status >= RequestStatus.FINISHED:
-                del self._open[part.request_id]
-                self._handlers.pop(part.request_id, None)
-                if not request.admission.done():
-                    # Its result came before the reply to its addition, or the engine has ended.
-                    request.admission.set_result(None)
-            if handler is not None:
-                # Scheduled separately, so that a failing handler does not keep the others from running.
-                request.loop.call_soon(handler, _output_of(part, request))
-
-
-def _output_of(part: Progress, request: _OpenRequest) -> SpeculativeGenerationOutput:
-    return SpeculativeGenerationOutput(
-        part.request_id,
-        generated_tokens=request.tokens,
-        logprobs=request.logprobs,
-        error=part.error,
-        status=part.status,
-        finish_reason=part.finish_reason,
-        fails_by_its_options=part.fails_by_its_options,
-        top_logprobs=request.top_logprobs,
-        num_cached_tokens=part.num_cached_tokens,
-    )
