@@ -2,6 +2,7 @@ import gc
 import itertools
 import os
 import random
+import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,13 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from support.calls import telling_prompts  # noqa: E402
+from support.device_steps import Steps, install  # noqa: E402
 from support.goldens import assert_target_is_unchanged  # noqa: E402
 from support.models import noisy_copy, tiny_model  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 import hf_specdec  # noqa: E402, F401  (installs the hook)
+from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
 
 
 torch.set_num_threads(1)  # the models are so tiny that a second thread only costs, and costs much on a busy machine
@@ -231,6 +234,26 @@ def _shared_target_stays_as_it_is() -> Iterator[None]:
 def default_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that name no tree take their draft's default tree, as on a GPU, and not "auto"."""
     monkeypatch.setattr("hf_specdec.plan.runs_on_cpu", lambda target: False)
+
+
+@pytest.fixture
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Whole steps run here on the CPU: a stand-in for CUDA graphs, and the attention kernel in its plain version."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    return install(monkeypatch, with_kernel=getattr(request, "param", True))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Managers that are made, weakly."""
+    found, init = [], SpeculativeBatchingManager.__init__
+
+    def noted(self: SpeculativeBatchingManager, *args: Any, **options: Any) -> None:
+        found.append(weakref.ref(self))
+        init(self, *args, **options)
+
+    monkeypatch.setattr(SpeculativeBatchingManager, "__init__", noted)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import vision
-from support.batches import assert_nothing_left, manager_of, run_together, runs_of_steps, text_alone
+from support.batches import assert_nothing_left, manager_of, run_together, run_with_ends, runs_of_steps, text_alone
 from support.graphs import install_stand_in
 from support.heads import tiny_block_head, tiny_head
 from support.models import noisy_copy, tiny_model
@@ -113,21 +113,9 @@ def test_requests_that_end_at_any_time(kind: str) -> None:
         number, options = choice.randrange(3), {"max_new_tokens": choice.randint(1, 14), "do_sample": False}
         speculate = choice.random() < 0.8
         made.append((manager._admission.request("one", own[number], options, speculate=speculate), number))
-    left = [request for request, _ in made]
-    with engine.running():
-        while left or engine.scheduler.has_work:
-            for request in [left.pop(0) for _ in range(min(len(left), choice.randrange(4)))]:
-                engine.scheduler.add(request)
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        engine.end(request)
-            if engine.scheduler.active and choice.random() < 0.15:
-                victim = choice.choice([*engine.scheduler.active, *engine.scheduler.waiting])
-                victim.fail("cancelled")
-                engine.end(victim)
-            if choice.random() < 0.05:
-                manager.reset_prefix_cache()
+    for _ in run_with_ends(manager, [request for request, _ in made], choice):
+        if choice.random() < 0.05:
+            manager.reset_prefix_cache()
     for request, number in made:
         written = request.tokens[len(request.prompt) :]
         assert written == texts[number][: len(written)]

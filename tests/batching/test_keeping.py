@@ -46,19 +46,6 @@ def alone(model: PreTrainedModel, **options: Any) -> list[list[int]]:
     return [text_alone(model, prompt, **({"max_new_tokens": 14} | options)) for prompt in PROMPTS]
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Managers that are made, weakly."""
-    found, init = [], SpeculativeBatchingManager.__init__
-
-    def noted(self: SpeculativeBatchingManager, *args: Any, **options: Any) -> None:
-        found.append(weakref.ref(self))
-        init(self, *args, **options)
-
-    monkeypatch.setattr(SpeculativeBatchingManager, "__init__", noted)
-    return found
-
-
 @pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
 def test_the_next_call_has_the_kept_manager(kind: str, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that it has captured. Its options are those of the new call."""

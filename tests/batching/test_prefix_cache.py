@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from support.adapters import adapted, alone
-from support.batches import assert_nothing_left, limits, manager_of, run_together, runs_of_steps, text_alone
+from support.batches import (
+    assert_nothing_left,
+    limits,
+    manager_of,
+    run_together,
+    run_with_ends,
+    runs_of_steps,
+    text_alone,
+)
 from support.goldens import trained_prompts, trained_target
 from support.graphs import install_stand_in
 from support.heads import tiny_block_head, tiny_head, trained_head
@@ -350,26 +358,15 @@ def test_random_requests_that_end_at_any_time(seed: int, kind: str) -> None:
         requests_of(manager, [prompt], max_new_tokens=length, speculate=choice.random() < 0.8)[0]
         for prompt, length in zip(prompts, lengths, strict=True)
     ]
-    left, pool = list(requests), engine.pool
-    with engine.running():
-        while left or engine.scheduler.has_work:
-            for request in [left.pop(0) for _ in range(min(len(left), choice.randrange(4)))]:
-                engine.scheduler.add(request)
-            for told in engine.step():
-                for request in told:
-                    if request.is_over:
-                        engine.end(request)
-            if engine.scheduler.active and choice.random() < 0.15:
-                victim = choice.choice([*engine.scheduler.active, *engine.scheduler.waiting])
-                victim.fail("cancelled")
-                engine.end(victim)
-            if choice.random() < 0.02:
-                manager.reset_prefix_cache()
-            held = Counter(block for request in engine.scheduler.active for block in request.table.blocks)
-            assert [pool._num_users[block] for block in held] == list(held.values())
-            assert sorted([*held, *pool._free, *pool._idle]) == list(range(2, 32))
-            assert pool._blocks == {key: block for block, key in pool._keys.items()}
-            assert pool.drafted <= pool._keys.keys() and pool._idle.keys() <= pool._keys.keys()
+    pool = engine.pool
+    for _ in run_with_ends(manager, requests, choice):
+        if choice.random() < 0.02:
+            manager.reset_prefix_cache()
+        held = Counter(block for request in engine.scheduler.active for block in request.table.blocks)
+        assert [pool._num_users[block] for block in held] == list(held.values())
+        assert sorted([*held, *pool._free, *pool._idle]) == list(range(2, 32))
+        assert pool._blocks == {key: block for block, key in pool._keys.items()}
+        assert pool.drafted <= pool._keys.keys() and pool._idle.keys() <= pool._keys.keys()
     for request, text, length in zip(requests, texts, lengths, strict=True):
         written = request.tokens[len(request.prompt) :]
         assert written == text[: len(written)] and (request.error or written == text[:length])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.heads import (
     BLOCK_KINDS,
     HOST_KINDS,
@@ -141,13 +141,6 @@ def test_requests_in_flight(kind: str, tree: Any) -> None:
     found = target.generate_batch(ragged, max_new_tokens=20, do_sample=False, assistant_model=head, tree=tree)
     texts = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
     assert texts == [text_alone(target, prompt, max_new_tokens=20) for prompt in ragged]
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Steps run whole, with the attention kernel in its plain version."""
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 @in_turn(BLOCK_KINDS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.goldens import trained_target
-from support.heads import GOLDENS, RecordingBlockDrafter, trained_block_head
+from support.heads import RecordingBlockDrafter, golden, trained_block_head
 
 import hf_specdec
 from hf_specdec import DraftTree, DynamicTree, TokenTree
@@ -18,10 +16,6 @@ from hf_specdec.drafters.growth import grow_from_positions
 
 KINDS = ("dflash", "jetspec", "dspark", "dflash2", "peagle")
 NODES = 15
-
-
-def golden(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    return load_file(GOLDENS / name / "golden.safetensors"), json.loads((GOLDENS / name / "golden.json").read_text())
 
 
 def drafted(name: str, tree: Any, **options: Any) -> RecordingBlockDrafter:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.heads import BLOCK_KINDS
 from support.sampling import METHODS, a_block_head, expected_tokens, fit_samples, sampled_tokens, the_target
@@ -53,12 +53,6 @@ def test_calls(kind: str, method: str, setting: str) -> None:
     found = fit_samples(METHODS[method], a_block_head(kind), setting)
     assert found.p_value > SIGNIFICANCE, found
     assert last_metrics().num_accepted_tokens > 0
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 def of_whole_steps(kind: str, method: str) -> Fit:

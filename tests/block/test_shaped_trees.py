@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.heads import CONFIDENCE_KINDS, tiny_block_head
 from support.models import prompts, tiny_model
@@ -80,12 +80,6 @@ def test_what_was_not_drafted_does_not_count() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 @pytest.fixture

@@ -5,18 +5,17 @@ without drafts, the trees that a head would propose for that text from scratch.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.goldens import trained_prompts, trained_target
 from support.heads import (
     GOLDENS,
     WIDE,
     RecordingDrafter,
     assert_drafts_as_from_scratch,
+    golden,
     pads_of,
     tiny_head,
     trained_head,
@@ -29,10 +28,6 @@ from hf_specdec import DynamicTree, TokenTree
 
 
 EAGLE3 = GOLDENS / "safeailab_eagle3"
-
-
-def golden(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    return load_file(GOLDENS / name / "golden.safetensors"), json.loads((GOLDENS / name / "golden.json").read_text())
 
 
 # ------------------------------------------------------------------------------------------------------------- goldens

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.gemma import logits_from_scratch, make_target, write_assistant
 from support.graphs import install_stand_in
 from support.heads import pads_of
@@ -119,13 +119,6 @@ def test_requests_in_flight(tree: Any) -> None:
     assert_requests_as_plain(target, drafter, tree, 16)
     if tree is TREE:
         assert_as_from_scratch(drafter)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Steps run whole, with the attention kernel in its plain version."""
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.heads import pads_of
 from support.mtp import KNOWN, Reference, load_target, write_checkpoint
 from support.plain import greedy_text
@@ -148,13 +148,6 @@ def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(drafting_of_requests, "LONGEST_FORWARD", 4)
     assert_requests_as_plain(target, drafter, TREE, 14)
     assert_as_from_scratch(family, drafter)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Steps run whole, with the attention kernel in its plain version."""
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 @pytest.mark.parametrize("family, tree", [("hy_v3", TREE), ("hy_v3", DYNAMIC), ("mimo_v2_flash", DYNAMIC)])

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from support.device_steps import Steps, install
+from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.mtp import load_target, write_checkpoint
 from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, draw_from_flatter_scores, sampled_tokens
@@ -50,12 +50,6 @@ def test_calls(family: str, method: str) -> None:
     found = fit_samples(family, METHODS[method])
     assert found.p_value > SIGNIFICANCE, found
     assert found.detectable < 0.2
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=True)
 
 
 @pytest.mark.parametrize("family", ["hy_v3", "glm4_moe"])

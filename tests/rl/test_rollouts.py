@@ -16,7 +16,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.rl import Rollouts
 from hf_specdec.rl.rollouts import open_rollouts
 
@@ -39,19 +38,6 @@ def alone(model: PreTrainedModel) -> list[list[int]]:
     return [text_alone(model, prompt, anew=True, max_new_tokens=12) for prompt in PROMPTS]
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The managers that are made, by number."""
-    found, init = [], SpeculativeBatchingManager.__init__
-
-    def noted(self: SpeculativeBatchingManager, *args: Any, **options: Any) -> None:
-        found.append(len(found))
-        init(self, *args, **options)
-
-    monkeypatch.setattr(SpeculativeBatchingManager, "__init__", noted)
-    return found
-
-
 def a_step(model: PreTrainedModel) -> None:
     """What an optimizer does: writes in place."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -67,7 +53,7 @@ def moved(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("change", [a_step, moved])
 def test_texts_are_those_of_the_policy_as_it_is_now(
-    change: Callable[[PreTrainedModel], None], made: list[int], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[PreTrainedModel], None], made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one manager. What was captured runs on, if no weight has moved."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
@@ -86,7 +72,7 @@ def test_texts_are_those_of_the_policy_as_it_is_now(
     assert all(metrics.num_drafts > 0 for metrics in rollouts.metrics)
 
 
-def test_a_warm_up(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first texts of a manager, and not again."""
     calls: list[int] = []
     monkeypatch.setattr("hf_specdec.batching.manager.warm_up", lambda *_: calls.append(len(calls)))
@@ -98,7 +84,7 @@ def test_a_warm_up(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == len(made) == 2
 
 
-def test_a_cast_policy(made: list[int]) -> None:
+def test_a_cast_policy(made: list[Any]) -> None:
     """As at the first call of a trainer in half precision, and never again."""
     model = tiny_model()
     with hf_specdec.rollouts(model, NgramDraft(), tree=TREE):
@@ -139,7 +125,7 @@ def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.Mon
     assert texts[0] == texts[1] and stand_in.replays > 0
 
 
-def test_only_calls_inside_and_only_plain_ones(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_calls_inside_and_only_plain_ones(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = tiny_model(), tiny_model(seed=1)
     calls: list[Any] = []
     monkeypatch.setattr(Rollouts, "generate_batch", lambda self, *args, **options: calls.append(self) or {})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.adapters import adapted, alone
+from support.asking import text_of
 from support.models import tiny_model
 from support.servers import client_over
 from support.tokenizer import tiny_tokenizer
@@ -40,13 +41,6 @@ def model() -> Any:
 def client(model: Any) -> Iterator[Any]:
     with client_over(model, name="base") as (client, _):
         yield client
-
-
-def text_of(answer: dict[str, Any]) -> str:
-    if "output" in answer:
-        return answer["output"][0]["content"][0]["text"]
-    (choice,) = answer["choices"]
-    return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
 @pytest.mark.parametrize("path", BODIES)

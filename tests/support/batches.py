@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,26 @@ def run_together(manager: SpeculativeBatchingManager, requests: list[Request]) -
             pass
     assert not any(request.error for request in requests)
     return [request.tokens[len(request.prompt) :] for request in requests]
+
+
+def run_with_ends(
+    manager: SpeculativeBatchingManager, requests: list[Request], choice: random.Random
+) -> Iterator[None]:
+    """Runs requests that come and are cancelled at random times; yields after every step."""
+    engine, left = manager.engine, list(requests)
+    with engine.running():
+        while left or engine.scheduler.has_work:
+            for request in [left.pop(0) for _ in range(min(len(left), choice.randrange(4)))]:
+                engine.scheduler.add(request)
+            for told in engine.step():
+                for request in told:
+                    if request.is_over:
+                        engine.end(request)
+            if engine.scheduler.active and choice.random() < 0.15:
+                victim = choice.choice([*engine.scheduler.active, *engine.scheduler.waiting])
+                victim.fail("cancelled")
+                engine.end(victim)
+            yield
 
 
 def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import lru_cache
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec import BlockConfig, BlockHead, DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
@@ -167,6 +169,11 @@ def tiny_block_head(
         ids = torch.tensor(sorted(order[: len(head.d2t)]))
         head.d2t.copy_(ids - torch.arange(len(ids)))
     return head
+
+
+def golden(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a reference implementation computed with a trained head, and what of it is no tensor."""
+    return load_file(GOLDENS / name / "golden.safetensors"), json.loads((GOLDENS / name / "golden.json").read_text())
 
 
 def trained_head(name: str = "safeailab_eagle3", **options: Any) -> EagleHead:

@@ -29,13 +29,14 @@ SMALL = {
     "eos_token_id": None,
     "tie_word_embeddings": False,
 }
-_DELTA = {
+DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 4,
 }
+"""Gated DeltaNet."""
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LATENT = {
     "num_key_value_heads": 4,
@@ -64,7 +65,7 @@ _ZAMBA = {
     "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
 }
 HYBRIDS: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": {**_DELTA, "layer_types": _MIXED},
+    "qwen3_5_text": {**DELTA, "layer_types": _MIXED},
     "kimi_linear": {
         **_EXPERTS,
         **_LATENT,
@@ -76,9 +77,9 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "layer_types": _MIXED,
     },
     "lfm2": _CONV,
-    "qwen3_next": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
-    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
-    "olmo_hybrid": {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen3_next": {**DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
+    "qwen3_5_moe_text": {**DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
+    "olmo_hybrid": {**DELTA, "layer_types": ["linear_attention", "full_attention"] * 2},
     "bailing_hybrid": {**_EXPERTS, **_LATENT, "q_lora_rank": 8, "layer_types": _MIXED},
     "lfm2_moe": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
     "lfm3": {**_CONV, **_EXPERTS, "num_dense_layers": 1},

@@ -117,7 +117,7 @@ UNEQUAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families whose layers differ in the sizes of keys and values: model type and config values."""
 
-_LATENT = {
+MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 24,
@@ -126,6 +126,7 @@ _LATENT = {
     "v_head_dim": 8,
     "head_dim": 4,
 }
+"""Multi-head latent attention."""
 _EXPERTS_OF_DEEPSEEK = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -135,13 +136,13 @@ _EXPERTS_OF_DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 LATENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek_v3": ("deepseek_v3", _LATENT | _EXPERTS_OF_DEEPSEEK),
-    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | _EXPERTS_OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse"]}),
-    "minicpm3": ("minicpm3", _LATENT),
+    "deepseek_v3": ("deepseek_v3", MLA | _EXPERTS_OF_DEEPSEEK),
+    "glm4_moe_lite": ("glm4_moe_lite", MLA | _EXPERTS_OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse"]}),
+    "minicpm3": ("minicpm3", MLA),
     # Two attentions a layer, and experts that count their tokens.
     "longcat_flash": (
         "longcat_flash",
-        _LATENT
+        MLA
         | {
             "num_hidden_layers": 4,
             "num_layers": 2,
@@ -157,7 +158,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Many heads, because scores that are zero in all of them are equal, and any of these may be selected.
 _SELECTED = (
-    _LATENT
+    MLA
     | _EXPERTS_OF_DEEPSEEK
     | {"index_topk": 6, "index_n_heads": 16, "index_head_dim": 8, "mlp_layer_types": ["dense", "sparse"]}
 )

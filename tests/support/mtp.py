@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from .hybrids import is_known
+from .hybrids import DELTA, is_known
+from .models import MLA
 
 
 Rename = Callable[[str, int, int], str | None]
@@ -112,21 +113,7 @@ _EXPERTS = {
     "n_group": 1,
     "topk_group": 1,
 }
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "head_dim": 4,
-}
-_DELTA = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_conv_kernel_dim": 4,
+_DELTA = DELTA | {
     "shared_expert_intermediate_size": 16,
     "layer_types": ["linear_attention", "full_attention", "full_attention"],
 }
@@ -152,23 +139,23 @@ FAMILIES: dict[str, Family] = {
         lists=("layer_types", "mlp_layer_types"),
         **QWEN,
     ),
-    "deepseek_v3": Family(config=_LATENT | _EXPERTS | {"first_k_dense_replace": 1}, **NEXTN),
+    "deepseek_v3": Family(config=MLA | _EXPERTS | {"first_k_dense_replace": 1}, **NEXTN),
     "deepseek_v32": Family(
-        config=_LATENT
+        config=MLA
         | _EXPERTS
         | {"first_k_dense_replace": 1, "index_topk": 6, "index_n_heads": 16, "index_head_dim": 8},
         **NEXTN,
     ),
     "glm4_moe": Family(config=_EXPERTS | {"first_k_dense_replace": 1}, count=2, **NEXTN),
-    "glm4_moe_lite": Family(config=_LATENT | _EXPERTS | _MLPS, lists=("mlp_layer_types",), **NEXTN),
+    "glm4_moe_lite": Family(config=MLA | _EXPERTS | _MLPS, lists=("mlp_layer_types",), **NEXTN),
     "glm_moe_dsa": Family(
-        config=_LATENT | _EXPERTS | _MLPS | {"index_topk": 6, "index_n_heads": 16, "index_head_dim": 8},
+        config=MLA | _EXPERTS | _MLPS | {"index_topk": 6, "index_n_heads": 16, "index_head_dim": 8},
         lists=("mlp_layer_types",),
         **NEXTN,
     ),
     "hy_v3": Family(config=_EXPERTS | _MLPS, lists=("mlp_layer_types",), **NEXTN),
     "bailing_hybrid": Family(
-        config=_LATENT
+        config=MLA
         | _EXPERTS
         | {"first_k_dense_replace": 1, "layer_types": ["linear_attention", "full_attention", "full_attention"]},
         lists=("layer_types",),
@@ -213,7 +200,7 @@ FAMILIES: dict[str, Family] = {
         **NEXTN,
     ),
     "longcat_flash": Family(
-        config=_LATENT
+        config=MLA
         | {
             "ffn_hidden_size": 48,
             "n_routed_experts": 4,
