@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
 import warnings
 import weakref
@@ -16,6 +15,7 @@ from transformers.utils import logging
 from ..engine.engine import Engine
 from ..engine.request import Request, RequestStatus
 from ..engine.request import SpeculativeGenerationOutput as Output
+from .inbox import Inbox
 from .pauses import Pauses
 from .results import Results
 
@@ -60,17 +60,14 @@ class RequestLoop:
         """Whether `prepare` runs at present."""
         self.pauses = Pauses()
         """Pauses, during which the thread leaves the models to other threads."""
-        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._cancelled: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._requests: dict[str, Request] = {}
+        self.inbox = Inbox()
+        """Open requests, and cancellations of them."""
         self._untold: list[tuple[Request, RequestStatus]] = []
         """
         Requests whose latest results are not yet delivered, with their status then. Results are built and delivered
         while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
         fail.
         """
-        self._lock = threading.RLock()
-        self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._ends_here: threading.Event | None = None
         """Set at the end of `run_here`, whose thread goes on; None in a thread of the loop's own."""
@@ -97,7 +94,7 @@ class RequestLoop:
     def start(self) -> bool:
         """Starts the thread. Returns False if it runs already."""
         thread = threading.Thread(target=self._run, name="hf-specdec-manager", daemon=True)
-        with self._lock:  # of several threads that start it, one does
+        with self.inbox.lock:  # of several threads that start it, one does
             if self.is_running:
                 return False
             self._open(thread)
@@ -114,7 +111,7 @@ class RequestLoop:
         Raises:
             RuntimeError: if the loop is running already.
         """
-        with self._lock:
+        with self.inbox.lock:
             if self.is_running:
                 raise RuntimeError("The manager is running already.")
             self._open(threading.current_thread(), "when done")
@@ -145,7 +142,7 @@ class RequestLoop:
     def stop(self, at_once: bool) -> None:
         """Asks the thread to end, at once or when all requests are done. Does not wait for it."""
         self._stops = "at once" if at_once else self._stops or "when done"
-        self._news.set()
+        self.inbox.news.set()
 
     def pause(self) -> threading.Thread:
         """
@@ -158,11 +155,11 @@ class RequestLoop:
             raise RuntimeError("`pause`: the manager is not running. Without a thread there is nothing to pause.")
         if threading.current_thread() is self._thread:
             raise RuntimeError("`pause`: called by the manager's own thread, which would wait for itself.")
-        return self.pauses.begin(self._news.set, lambda: self.is_running)
+        return self.pauses.begin(self.inbox.news.set, lambda: self.is_running)
 
     def join(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
-        with self._lock:
+        with self.inbox.lock:
             thread, ends_here = self._thread, self._ends_here
         if thread is None:
             return
@@ -177,21 +174,6 @@ class RequestLoop:
             self._thread = None
 
     # -------------------------------------------------------------------------------------------- from other threads
-
-    @property
-    def num_open(self) -> int:
-        """Number of requests that are not over."""
-        return len(self._requests)
-
-    def is_open(self, request_id: str) -> bool:
-        """Whether there is a request of this name that is not over."""
-        return request_id in self._requests
-
-    @property
-    def pending(self) -> list[Request]:
-        """Requests without a place, the oldest first."""
-        with self._lock:
-            return [request for request in self._requests.values() if request.status == RequestStatus.PENDING]
 
     def check_open(self) -> None:
         """
@@ -214,31 +196,17 @@ class RequestLoop:
             ValueError: if a `request_id` is that of another request that is not over.
             RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self._lock:  # a request is either ended by `_end_all` or refused here
+        with self.inbox.lock:  # a request is either ended by `_end_all` or refused here
             self.check_open()
             check()
-            for request in requests:
-                if request.request_id in self._requests:
-                    raise ValueError(f"`request_id={request.request_id!r}` is running already. Give another.")
-            for request in requests:
-                self._requests[request.request_id] = request
-                self._inbox.put(request)
-        self._news.set()
-
-    def cancel(self, request_id: str) -> None:
-        """Asks the thread to cancel a request; does nothing if none of this name is open."""
-        with self._lock:
-            request = self._requests.get(request_id)
-        if request is not None:
-            self._cancelled.put(request)
-            self._news.set()
+            self.inbox.add(requests)
 
     # ------------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         device = self.engine.target.device
         is_numbered = device.type == "cuda" and device.index is not None
-        self.engine.device_steps.deliver_results, self.engine.has_news = self._tell, self._news.is_set
+        self.engine.device_steps.deliver_results, self.engine.has_news = self._tell, self.inbox.news.is_set
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
@@ -286,7 +254,7 @@ class RequestLoop:
     def _is_to_end(self) -> bool:
         """Whether the thread has been asked to end and has nothing left to do first."""
         if self._stops == "when done":
-            return not self.engine.scheduler.has_work and self._inbox.empty()
+            return not self.engine.scheduler.has_work and not self.inbox.has_new
         return self._stops is not None
 
     def _rest(self) -> None:
@@ -298,7 +266,7 @@ class RequestLoop:
 
     def _go_on(self) -> bool:
         """Runs a step or several, or waits for requests. Returns False if the thread is to pause or to end."""
-        self._news.clear()
+        self.inbox.news.clear()
         if self.pauses.are_wanted or self.prepare is not None:  # nothing is taken in before a warm-up
             return False
         self._take_in()
@@ -314,7 +282,7 @@ class RequestLoop:
             if not self.engine.scheduler.has_work:
                 self._tell()
         elif self._stops is None:
-            self._news.wait()
+            self.inbox.news.wait()
         return True
 
     def _tell(self) -> None:
@@ -327,16 +295,12 @@ class RequestLoop:
         return [request.to_generation_output(status) for request, status in told]
 
     def _take_in(self) -> None:
-        while not self._inbox.empty():
-            request = self._inbox.get()
-            if not request.is_over:  # cancelled while it was in the inbox
-                self.engine.scheduler.add(request)
-        while not self._cancelled.empty():
-            request = self._cancelled.get()
-            if not request.is_over:
-                self._tell()
-                request.fail("cancelled")
-                self._end(request)
+        for request in self.inbox.new():
+            self.engine.scheduler.add(request)
+        for request in self.inbox.cancelled():
+            self._tell()
+            request.fail("cancelled")
+            self._end(request)
 
     def _end(self, request: Request) -> None:
         self._forget(request)
@@ -344,8 +308,7 @@ class RequestLoop:
 
     def _forget(self, request: Request) -> None:
         self.engine.end(request)
-        with self._lock:
-            self._requests.pop(request.request_id, None)
+        self.inbox.forget(request)
 
     def fail_all(self, error: str) -> None:
         """Ends all open requests with an error; to be called by the loop's thread."""
@@ -353,7 +316,7 @@ class RequestLoop:
 
     def fail_idle(self, error: str) -> bool:
         """Ends all open requests with an error if the loop does not run, which is returned."""
-        with self._lock:
+        with self.inbox.lock:
             if self.is_running:
                 return False
             outputs = self._end_all(error)
@@ -363,13 +326,8 @@ class RequestLoop:
     def _end_all(self, error: str) -> list[Output]:
         """Ends all open requests, and returns all results that are not yet delivered."""
         outputs = self._take_untold()
-        with self._lock:
-            left = list(self._requests.values())
-            self._requests.clear()
-            for box in (self._inbox, self._cancelled):
-                with suppress(queue.Empty):
-                    while True:
-                        box.get_nowait()
+        with self.inbox.lock:
+            left = self.inbox.clear()
             for request in left:
                 request.fail(error)
                 with suppress(Exception):  # an error of the device lasts, and must not keep results back

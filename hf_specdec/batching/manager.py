@@ -147,7 +147,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         admission = self._admission
         is_alike = admission.assistant_model is assistant_model and admission.config == config
         is_alike = is_alike and self._limits == limits and self._made_for == self._models_now()
-        is_idle = not self.is_running() and self._loop.num_open == 0
+        is_idle = not self.is_running() and not self._loop.inbox
         return is_alike and is_idle and self._loop.fatal_error is None
 
     def _models_now(self) -> list[Any]:
@@ -319,11 +319,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
 
     def _new_name(self) -> str:
         """A generated name that no open request has."""
-        return next(name for number in self._numbers if not self._loop.is_open(name := f"req_{number}"))
+        return next(name for number in self._numbers if (name := f"req_{number}") not in self._loop.inbox)
 
     def cancel_request(self, request_id: str) -> None:
         """Cancels a request, whose result so far comes with the error "cancelled". Does nothing if it is over."""
-        self._loop.cancel(request_id)
+        self._loop.inbox.cancel(request_id)
 
     def _check_ranks(self) -> None:
         if self._ranks.are_several:
@@ -337,9 +337,9 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         most = self._limits.max_queue_size
         if not most:
             return
-        pending = self._loop.pending
+        pending = self._loop.inbox.pending
         waiting = len(pending) - self.engine.scheduler.num_admissible(pending)
-        places = 0 if waiting else max(self._limits.max_requests - self._loop.num_open, 0)
+        places = 0 if waiting else max(self._limits.max_requests - len(self._loop.inbox), 0)
         if waiting + max(count - places, 0) > most:
             raise queue.Full(
                 f"`max_queue_size={most}`: {waiting} requests are waiting, and {count} would come. Come back later."
@@ -375,4 +375,4 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
     @property
     def state(self) -> ManagerState:
         """The manager's present load and counts. Dummy requests of a warm-up do not count."""
-        return ManagerState.of(self.engine, self._loop.num_open, self._loop.is_preparing)
+        return ManagerState.of(self.engine, len(self._loop.inbox), self._loop.is_preparing)

@@ -251,7 +251,7 @@ def test_cancelled_before_it_was_seen(target: PreTrainedModel) -> None:
         manager.add_request(PROMPTS[0], request_id="short-lived", max_new_tokens=100)
         manager.cancel_request("short-lived")
 
-    manager._loop._inbox = Box(manager._loop._inbox, add_and_cancel)
+    manager._loop.inbox._new = Box(manager._loop.inbox._new, add_and_cancel)
     with manager:
         result = manager.get_result(timeout=20)
         assert (result.request_id, result.error) == ("short-lived", "cancelled")
@@ -270,7 +270,7 @@ def test_added_before_the_stop_and_not_yet_seen(target: PreTrainedModel) -> None
         manager.add_request(PROMPTS[0], request_id="late", max_new_tokens=10, do_sample=False)
         manager.stop(block=False)
 
-    manager._loop._inbox = Box(manager._loop._inbox, add_and_stop)
+    manager._loop.inbox._new = Box(manager._loop.inbox._new, add_and_stop)
     manager.start()
     manager.join(timeout=20)
     assert manager.get_result("late").generated_tokens == text_alone(target, PROMPTS[0], max_new_tokens=10)
@@ -297,7 +297,7 @@ def test_added_while_the_manager_dies(target: PreTrainedModel, monkeypatch: pyte
     manager.start()
     with pytest.raises(RuntimeError, match="ended with an error"):
         manager.add_request(PROMPTS[1], max_new_tokens=4)
-    assert manager._loop.num_open == 0
+    assert len(manager._loop.inbox) == 0
 
 
 def test_streaming_results_are_told_once_and_as_they_were(target: PreTrainedModel) -> None:
@@ -396,4 +396,4 @@ def test_results_come_even_if_the_device_is_lost(target: PreTrainedModel, monkey
         for name in names:
             result = manager.get_result(name, timeout=20)
             assert result is not None and "device-side assert" in result.error
-    assert manager._loop.num_open == 0
+    assert len(manager._loop.inbox) == 0

@@ -171,7 +171,7 @@ def test_a_pause_given_up_before_it_begins(stops: bool, monkeypatch: pytest.Monk
     name = manager.add_request(PROMPT, max_new_tokens=60, do_sample=False)
     with manager:
         manager._loop.pauses._holders[0] = 1
-        manager._loop._news.set()
+        manager._loop.inbox.news.set()
         assert given_up.wait(30)
         assert manager.get_result(name).generated_tokens == text_alone(model, PROMPT, max_new_tokens=60)
     assert_nothing_left(manager)

@@ -188,14 +188,14 @@ def test_stopping_from_another_thread_what_runs_in_this_one() -> None:
 
     manager.run_here(take)
     stopping[0].join(timeout=30)
-    assert not stopping[0].is_alive() and not manager.is_running() and not manager._loop.is_open(name)
+    assert not stopping[0].is_alive() and not manager.is_running() and name not in manager._loop.inbox
 
 
 def test_running_here_what_runs_already() -> None:
     """Unread results stay."""
     with make() as manager:
         name = manager.add_request(PROMPT, max_new_tokens=3)
-        while manager._loop.is_open(name):
+        while name in manager._loop.inbox:
             time.sleep(0.01)
         with pytest.raises(RuntimeError, match="is running already"):
             manager.run_here(lambda outputs: None)
@@ -305,7 +305,7 @@ def test_a_queue_that_fills_while_a_request_is_prepared(monkeypatch: pytest.Monk
     monkeypatch.setattr(manager._admission, "request", slow)
     with pytest.raises(Full):
         manager.add_request(PROMPT, max_new_tokens=3)
-    assert manager._loop.num_open == 2
+    assert len(manager._loop.inbox) == 2
 
 
 ENDS_WITHOUT_STOPPING = """
