@@ -39,28 +39,27 @@ def push_space(
     _push(repo, lambda: repositories.space(checkout, requirement), push, private, revision, create_pr)
 
 
-def push_kernel(
-    repo: _Repository,
-    checkout: _Checkout = _HERE,
-    push: _Push = False,
-    private: _Private = None,
-    revision: _Revision = None,
-    create_pr: _Proposal = False,
-) -> None:
-    """Build the Hub kernel and upload it, with its sources and its card."""
-    _push(repo, lambda: repositories.kernel(checkout), push, private, revision, create_pr)
+def _command(about: str, collect: Callable[[Path], HubRepository]) -> Callable[..., None]:
+    """A command that uploads what `collect` finds in a checkout."""
+
+    def command(
+        repo: _Repository,
+        checkout: _Checkout = _HERE,
+        push: _Push = False,
+        private: _Private = None,
+        revision: _Revision = None,
+        create_pr: _Proposal = False,
+    ) -> None:
+        _push(repo, lambda: collect(checkout), push, private, revision, create_pr)
+
+    command.__doc__ = about
+    return command
 
 
-def push_generate(
-    repo: _Repository,
-    checkout: _Checkout = _HERE,
-    push: _Push = False,
-    private: _Private = None,
-    revision: _Revision = None,
-    create_pr: _Proposal = False,
-) -> None:
-    """Upload what `generate(custom_generate="REPO", trust_remote_code=True)` reads."""
-    _push(repo, lambda: repositories.custom_generate(checkout), push, private, revision, create_pr)
+push_kernel = _command("Build the Hub kernel and upload it, with its sources and its card.", repositories.kernel)
+push_generate = _command(
+    'Upload what `generate(custom_generate="REPO", trust_remote_code=True)` reads.', repositories.custom_generate
+)
 
 
 def _push(
