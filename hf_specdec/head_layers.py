@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import rotate_half
+from transformers.utils import ModelOutput
 
 from .compat import cache_of
 
@@ -156,3 +157,20 @@ class WithDraftVocabulary:
         if self.d2t is None:
             return None
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+
+@dataclass
+class HeadOutput(ModelOutput):
+    """
+    Output of a head's forward.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*): states of the rows, as the head feeds
+            them back for the next token or its lm_head reads them; None after a forward that only writes to the cache.
+        logits (`torch.Tensor` of shape `[batch, rows, draft vocab]`, *optional*):
+            Logits that the rows predict; None if not asked for, or if the lm_head is the target's and was not given.
+            Index i stands for the target's token `head.target_ids[i]`.
+    """
+
+    hidden_states: torch.Tensor | None = None
+    logits: torch.Tensor | None = None

@@ -11,16 +11,15 @@ an EAGLE-3 head whose later rows are masks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModel, Cache
-from transformers.utils import ModelOutput
 
 from ..compat import CACHE
 from ..head_layers import (
+    HeadOutput,
     WithDraftVocabulary,
     fuse_features,
     lm_head_of,
@@ -33,23 +32,6 @@ from .heads import CandidateSelector, ConfidenceHead, MarkovHead
 from .layers import block_layers_of, build_layers
 from .masks import masks_of_rows
 from .pretrained import BlockPreTrainedModel
-
-
-@dataclass
-class BlockOutput(ModelOutput):
-    """
-    Output of a `BlockHead`.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*): states of the rows, after the last norm
-            (P-EAGLE: before it); None after a forward that only writes to the cache.
-        logits (`torch.Tensor` of shape `[batch, rows, draft vocab]`, *optional*):
-            Logits of the rows, without what the token before tells; None if not asked for, or if the lm_head is the
-            target's and was not given. Index i stands for the target's token `head.target_ids[i]`.
-    """
-
-    hidden_states: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
 
 
 class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
@@ -161,7 +143,7 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
         use_cache: bool = True,
         return_dict: bool = True,
         **kwargs: Any,
-    ) -> BlockOutput:
+    ) -> HeadOutput:
         """
         With `features`, adds context to the cache; without, predicts the tokens of a block from it. The rows of a
         block are in the cache, too, afterwards, and have to be cropped before more context is added.
@@ -189,7 +171,7 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
             only_cache (`bool`, *optional*, defaults to `False`): P-EAGLE: whether to do no more than write the rows'
                 K/V to `past_key_values`, as all heads do with context.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
-                result is a `BlockOutput`.
+                result is a `HeadOutput`.
             kwargs: arguments of the attention layers.
 
         Raises:
@@ -203,7 +185,7 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
             )
         if features is not None and not is_peagle:
             self._write_context(self.fuse(features), position_ids, past_key_values)
-            return BlockOutput()
+            return HeadOutput()
         states = self._embed(input_ids, inputs_embeds)
         embeddings = states
         if is_peagle:
@@ -234,13 +216,13 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
                 **kwargs,
             )
         if only_cache:
-            return BlockOutput()
+            return HeadOutput()
         if not is_peagle:
             states = self.norm(states)
         logits = None
         if logits_to_keep is not None and (self.lm_head is not None or lm_head is not None):
             logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
-        return BlockOutput(hidden_states=states, logits=logits)
+        return HeadOutput(hidden_states=states, logits=logits)
 
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):

@@ -7,37 +7,18 @@ position t with the embedding of the token at position t + 1, and predicts the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModel, Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.utils import ModelOutput
 
 from ..compat import CACHE
-from ..head_layers import WithDraftVocabulary, fuse_features, layers_of, lm_head_of, window_argument
+from ..head_layers import HeadOutput, WithDraftVocabulary, fuse_features, layers_of, lm_head_of, window_argument
 from .configuration_eagle import EagleConfig
 from .layers import Eagle1Layer, Eagle3Layer
 from .pretrained import EaglePreTrainedModel
-
-
-@dataclass
-class EagleOutput(ModelOutput):
-    """
-    Output of an `EagleHead`.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*): states that are fed back for the next
-            token; None after a forward with `only_cache`.
-        logits (`torch.Tensor` of shape `[batch, rows, draft vocab]`, *optional*):
-            Logits of the token after next; None if not asked for, or if the lm_head is the target's and was not given.
-            Index i stands for the target's token `head.target_ids[i]`.
-    """
-
-    hidden_states: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
 
 
 class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
@@ -115,7 +96,7 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
         use_cache: bool = True,
         return_dict: bool = True,
         **kwargs: Any,
-    ) -> EagleOutput:
+    ) -> HeadOutput:
         """
         Predicts the token after next for every row, a pair of a feature (or a state fed back) and the next token.
 
@@ -138,7 +119,7 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
             only_cache (`bool`, *optional*, defaults to `False`): whether to do no more than write the rows' K/V to
                 `past_key_values`, and return neither states nor logits. Saves work in heads of one layer.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
-                result is an `EagleOutput`.
+                result is a `HeadOutput`.
             kwargs: arguments of the attention layers.
 
         Raises:
@@ -184,13 +165,13 @@ class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
                 **kwargs,
             )
         if only_cache:
-            return EagleOutput()
+            return HeadOutput()
         if self.config.norm_output and self.norm is not None:
             states = self.norm(states)
         logits = None
         if logits_to_keep is not None and (self.lm_head is not None or lm_head is not None):
             logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
-        return EagleOutput(hidden_states=states, logits=logits)
+        return HeadOutput(hidden_states=states, logits=logits)
 
     def inputs_of_one_row(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor | None]:
         """Keyword arguments of a forward over one row of zeros, without logits: to see what the head's layers do."""

@@ -1,7 +1,8 @@
 """Gemma 4's assistants: their configuration, arithmetic and checkpoints."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..on_first_use import on_first_use
 from .configuration_gemma import GemmaAssistantConfig
 
 
@@ -10,11 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["GemmaAssistant", "GemmaAssistantConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """The model, loaded when it is needed."""
-    if name != "GemmaAssistant":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .modeling_gemma import GemmaAssistant
-
-    return GemmaAssistant
+__getattr__ = on_first_use(__name__, "modeling_gemma", "GemmaAssistant")

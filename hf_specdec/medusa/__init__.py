@@ -1,7 +1,8 @@
 """Medusa heads: their configuration, arithmetic and checkpoints."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..on_first_use import on_first_use
 from .configuration_medusa import MedusaConfig
 
 
@@ -10,11 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MedusaConfig", "MedusaHeads"]
 
-
-def __getattr__(name: str) -> Any:
-    """The model, loaded when it is needed."""
-    if name != "MedusaHeads":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .modeling_medusa import MedusaHeads
-
-    return MedusaHeads
+__getattr__ = on_first_use(__name__, "modeling_medusa", "MedusaHeads")

@@ -7,8 +7,9 @@ MTP modules: what predicts further tokens inside a target's own checkpoint, as a
 - `building`: the decoder layer of a module, by the target's own class; `longcat`: half of one.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..on_first_use import on_first_use
 from .configuration_mtp import MtpConfig
 
 
@@ -17,11 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MtpConfig", "MtpHead"]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports the model on first use."""
-    if name != "MtpHead":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import modeling_mtp
-
-    return modeling_mtp.MtpHead
+__getattr__ = on_first_use(__name__, "modeling_mtp", "MtpHead")

@@ -9,38 +9,22 @@ its output predicts the token at t + 2.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from typing import Any, Self
 
 import torch
 from torch import nn
 from transformers import AutoModel, Cache, PreTrainedModel
-from transformers.utils import ModelOutput
 
 from ..checkpoints.pretrained import PublishedModel
 from ..checkpoints.reading import HubOptions
 from ..compat import CACHE
+from ..head_layers import HeadOutput
 from ..models.structure import execution_device
 from .building import build_block, config_of_layers, is_sparse, layer_types_of
 from .configuration_mtp import MtpConfig
 from .reading import ModuleWeights, read_modules
-
-
-@dataclass
-class MtpOutput(ModelOutput):
-    """
-    Output of an `MtpHead`.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`): outputs of the module's last norm: what the lm_head
-            reads, and what is fed back for the next token.
-        logits (`torch.Tensor` of shape `[batch, rows, vocab]`, *optional*): logits of the token after next, if the
-            target's lm_head was given.
-    """
-
-    hidden_states: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
 
 
 class MtpModule(nn.Module):
@@ -166,7 +150,7 @@ class MtpHead(PublishedModel):
         module_index: int | None = 0,
         return_dict: bool = True,
         **kwargs: Any,
-    ) -> MtpOutput:
+    ) -> HeadOutput:
         """
         Runs one module over rows, each of a hidden state and the token after it.
 
@@ -208,7 +192,7 @@ class MtpHead(PublishedModel):
         logits = None
         if logits_to_keep is not None and lm_head is not None and not only_cache:
             logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
-        return MtpOutput(hidden_states=states, logits=logits)
+        return HeadOutput(hidden_states=states, logits=logits)
 
     def compute_logits(self, hidden_states: torch.Tensor, lm_head: nn.Module | None = None) -> torch.Tensor:
         """Logits `[batch, rows, vocab]` of states as the forward returns them, by the target's lm_head."""
