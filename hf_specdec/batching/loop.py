@@ -62,7 +62,7 @@ class RequestLoop:
         """Pauses, during which the thread leaves the models to other threads."""
         self.inbox = Inbox()
         """Open requests, and cancellations of them."""
-        self._untold: list[tuple[Request, RequestStatus]] = []
+        self._undelivered: list[tuple[Request, RequestStatus]] = []
         """
         Requests whose latest results are not yet delivered, with their status then. Results are built and delivered
         while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
@@ -206,7 +206,7 @@ class RequestLoop:
     def _run(self) -> None:
         device = self.engine.target.device
         is_numbered = device.type == "cuda" and device.index is not None
-        self.engine.device_steps.deliver_results, self.engine.has_news = self._tell, self.inbox.news.is_set
+        self.engine.device_steps.deliver_results, self.engine.has_news = self._deliver, self.inbox.news.is_set
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
@@ -259,7 +259,7 @@ class RequestLoop:
 
     def _rest(self) -> None:
         """Delivers pending results and waits until all pauses have ended."""
-        self._tell()
+        self._deliver()
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
         self.pauses.rest()
@@ -277,28 +277,28 @@ class RequestLoop:
                 for request in requests:
                     if request.is_over:
                         self._forget(request)
-                told = (request for request in requests if request.is_over or request.streaming)
-                self._untold += [(request, request.status) for request in told]
+                shown = (request for request in requests if request.is_over or request.streaming)
+                self._undelivered += [(request, request.status) for request in shown]
             if not self.engine.scheduler.has_work:
-                self._tell()
+                self._deliver()
         elif self._stops is None:
             self.inbox.news.wait()
         return True
 
-    def _tell(self) -> None:
-        outputs = self._take_untold()
+    def _deliver(self) -> None:
+        outputs = self._take_undelivered()
         if outputs:
             self.results.deliver(outputs)
 
-    def _take_untold(self) -> list[Output]:
-        told, self._untold = self._untold, []
-        return [request.to_generation_output(status) for request, status in told]
+    def _take_undelivered(self) -> list[Output]:
+        results, self._undelivered = self._undelivered, []
+        return [request.to_generation_output(status) for request, status in results]
 
     def _take_in(self) -> None:
         for request in self.inbox.new():
             self.engine.scheduler.add(request)
         for request in self.inbox.cancelled():
-            self._tell()
+            self._deliver()
             request.fail("cancelled")
             self._end(request)
 
@@ -325,7 +325,7 @@ class RequestLoop:
 
     def _end_all(self, error: str) -> list[Output]:
         """Ends all open requests, and returns all results that are not yet delivered."""
-        outputs = self._take_untold()
+        outputs = self._take_undelivered()
         with self.inbox.lock:
             left = self.inbox.clear()
             for request in left:

@@ -231,9 +231,9 @@ class StaticBatch:
         ends_early = not self.call.returns_cache
         engine.runs_ahead = ends_early or not engine.target.cache.state_layers
         while not all(request.is_over for request in requests):
-            for told in engine.step():
+            for advanced in engine.step():
                 if ends_early:
-                    for request in told:
+                    for request in advanced:
                         if request.is_over:
                             engine.end(request)
                 self._stream(requests)

@@ -68,7 +68,7 @@ class _Events(_ResponseStreamBuilder):
             id=named, call_id=named, type="function_call", name=name, arguments="", status="in_progress"
         )
         self.tool_calls.append(self._call)
-        added = self._told(ResponseOutputItemAddedEvent, type="response.output_item.added", item=self._call)
+        added = self._event(ResponseOutputItemAddedEvent, type="response.output_item.added", item=self._call)
         return [*events, added]
 
     def _call_goes_on(self, text: str) -> list[str]:
@@ -76,7 +76,7 @@ class _Events(_ResponseStreamBuilder):
             return []
         self._call.arguments += text
         about = {"type": "response.function_call_arguments.delta", "item_id": self._call.id, "delta": text}
-        return [self._told(ResponseFunctionCallArgumentsDeltaEvent, **about)]
+        return [self._event(ResponseFunctionCallArgumentsDeltaEvent, **about)]
 
     def _call_ends(self, status: Any) -> list[str]:
         call, self._call = self._call, None
@@ -84,12 +84,12 @@ class _Events(_ResponseStreamBuilder):
             return []
         call.status = status
         about = {"item_id": call.id, "arguments": call.arguments, "name": call.name}
-        done = self._told(
+        done = self._event(
             ResponseFunctionCallArgumentsDoneEvent, type="response.function_call_arguments.done", **about
         )
-        return [done, self._told(ResponseOutputItemDoneEvent, type="response.output_item.done", item=call)]
+        return [done, self._event(ResponseOutputItemDoneEvent, type="response.output_item.done", item=call)]
 
-    def _told(self, kind: Any, **about: Any) -> str:
+    def _event(self, kind: Any, **about: Any) -> str:
         event: str = self._emit(kind(sequence_number=self.seq, output_index=self.output_index, **about))
         return event
 

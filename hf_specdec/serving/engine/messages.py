@@ -99,7 +99,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Stage:
-    """Told before the engine is loaded: what it does now."""
+    """Sent before the engine is loaded: what it does now."""
 
     text: str
 
@@ -190,7 +190,7 @@ class State:
 @dataclass(frozen=True)
 class Pulse:
     """
-    Told twice a second while there are requests, so that the server knows whether forwards end.
+    Sent twice a second while there are requests, so that the server knows whether forwards end.
 
     Args:
         counts (`tuple[int, ...]`): counts of which one grows with every forward.

@@ -43,7 +43,7 @@ class EngineServer:
         self._manager, self._tokenizer, self._connection = manager, tokenizer, connection
         self._when_warm = when_warm
         self._sending = threading.Lock()
-        self._told: dict[str, int] = {}
+        self._num_sent: dict[str, int] = {}
         """Number of tokens already sent, by name of the open request."""
         self._has_ended = False
         self._last_pulse = 0.0
@@ -51,7 +51,7 @@ class EngineServer:
     def serve(self) -> None:
         """Serves until the client closes or its process has ended, and then cancels the open requests."""
         model = self._manager.model
-        self._manager.listen(self._tell)
+        self._manager.listen(self._send_progress)
         try:
             most, context = self._manager.most_tokens, context_of(model.config)
             about_draft = self._manager.engine.drafting.about
@@ -73,7 +73,7 @@ class EngineServer:
                     break
         except (EOFError, OSError):
             pass
-        for request_id in list(self._told):
+        for request_id in list(self._num_sent):
             self._manager.cancel_request(request_id)
 
     def _handle(self, message: Any) -> None:
@@ -84,65 +84,65 @@ class EngineServer:
         elif isinstance(message, AskState):
             self._send(State(message.number, self._manager.state))
 
-    def _added(self, asked: AddRequest) -> AddReply:
-        self._told[asked.request_id] = 0
-        stop_strings, criteria = asked.generation_config.stop_strings, StoppingCriteriaList()
-        grammar = getattr(asked.generation_config, "grammar", None)
-        penalties, processors = (asked.presence_penalty, asked.frequency_penalty), LogitsProcessorList()
+    def _added(self, message: AddRequest) -> AddReply:
+        self._num_sent[message.request_id] = 0
+        stop_strings, criteria = message.generation_config.stop_strings, StoppingCriteriaList()
+        grammar = getattr(message.generation_config, "grammar", None)
+        penalties, processors = (message.presence_penalty, message.frequency_penalty), LogitsProcessorList()
         try:
             if any(penalties):
-                processors.append(OccurrencePenalty(len(asked.input_ids), *penalties))
+                processors.append(OccurrencePenalty(len(message.input_ids), *penalties))
             if stop_strings:
                 criteria.append(StopStringCriterion(self._tokenizer, stop_strings))
             self._manager.add_request(
-                asked.input_ids,
-                asked.request_id,
-                streaming=asked.streaming,
-                generation_config=asked.generation_config,
-                seed=asked.seed,
-                model_inputs=asked.model_inputs,
-                top_logprobs=None if asked.logprobs is None else asked.logprobs.best,
-                logprobs_mode=None if asked.logprobs is None else asked.logprobs.mode,
+                message.input_ids,
+                message.request_id,
+                streaming=message.streaming,
+                generation_config=message.generation_config,
+                seed=message.seed,
+                model_inputs=message.model_inputs,
+                top_logprobs=None if message.logprobs is None else message.logprobs.best,
+                logprobs_mode=None if message.logprobs is None else message.logprobs.mode,
                 grammar=grammar,
-                grammar_after=asked.grammar_after,
+                grammar_after=message.grammar_after,
                 tokenizer=None if grammar is None else self._tokenizer,
-                adapter=asked.adapter,
-                priority=asked.priority,
+                adapter=message.adapter,
+                priority=message.priority,
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
                 logits_processor=processors or None,
             )
         except Exception as error:  # an error of a request's options fails only that request
-            del self._told[asked.request_id]
-            return AddReply.refused(asked.request_id, error)
-        return AddReply(asked.request_id)
+            del self._num_sent[message.request_id]
+            return AddReply.refused(message.request_id, error)
+        return AddReply(message.request_id)
 
-    def _tell(self, outputs: list[SpeculativeGenerationOutput]) -> None:
+    def _send_progress(self, outputs: list[SpeculativeGenerationOutput]) -> None:
         """Sends a step's new tokens; called by the manager's thread while the device runs the next step."""
-        told = []
+        parts = []
         for output in outputs:
             tokens, name = output.generated_tokens, output.request_id
-            if name not in self._told:
+            if name not in self._num_sent:
                 continue  # not a request of the client
-            new = slice(self._told[name], None)
+            new = slice(self._num_sent[name], None)
             of_new = output.logprobs[new], output.top_logprobs[new]
             by_options = output.fails_by_its_options or output.error == NOTHING_TO_CHOOSE
             ending = output.status, output.error, output.finish_reason, by_options
-            told.append(Progress(name, tokens[new], *ending, *of_new, output.num_cached_tokens))
+            parts.append(Progress(name, tokens[new], *ending, *of_new, output.num_cached_tokens))
             if output.is_finished():
-                del self._told[name]
+                del self._num_sent[name]
             else:
-                self._told[name] = len(tokens)
+                self._num_sent[name] = len(tokens)
         try:
             self._look_for_the_end()
-            self._send(told)
+            self._send(parts)
         except OSError:
             pass  # the client has gone, which `serve` handles
 
     def _pulse(self) -> None:
-        """Tells now and then how far the manager is, if it has something to do."""
+        """Sends now and then how far the manager is, if it has something to do."""
         now = time.monotonic()
-        if self._told and now - self._last_pulse >= SECONDS_BETWEEN_LOOKS:
+        if self._num_sent and now - self._last_pulse >= SECONDS_BETWEEN_LOOKS:
             self._last_pulse = now
             self._send(Pulse(*self._manager.progress))
 
