@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 
 class WithDefaultTree:
-    """A config whose `default_tree` may be given as an object."""
+    """A config whose `default_tree` may be given as an object, and which has copies with other values."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them: a default tree that was given as an object is a dict."""
         fields = super().to_dict()  # type: ignore[misc]
         tree = fields.get("default_tree")
         return fields | ({"default_tree": tree.to_dict()} if hasattr(tree, "to_dict") else {})
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values."""
+        config = copy.deepcopy(self)
+        for field, value in fields.items():
+            setattr(config, field, value)
+        return config
 
 
 class HeadSizes(WithDefaultTree):

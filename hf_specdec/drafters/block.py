@@ -9,9 +9,10 @@ import torch
 from ..block import BlockHead
 from ..cache import TreeCache
 from ..checkpoints.layer_fields import windows_of
-from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree
 from .features import FeatureDrafter
 from .growth import LevelNodes, Noise, TokenLimits, Warp, grow_from_positions
+from .heads import tree_of_head
 
 
 class BlockDrafter(FeatureDrafter):
@@ -32,11 +33,8 @@ class BlockDrafter(FeatureDrafter):
     @property
     def default_tree(self) -> Tree:  # type: ignore[override]
         """The tree that the head's config names; else the best 60 nodes of all levels, or 15 on a CPU."""
-        if self.head.config.default_tree is not None:
-            return as_tree(self.head.config.default_tree)
-        top_k, nodes = (8, 15) if self.head.device.type == "cpu" else (16, 60)
-        depth, top_k = self.head.num_drafts, min(top_k, self.num_tokens)
-        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+        size = (8, 15) if self.head.device.type == "cpu" else (16, 60)
+        return tree_of_head(self.head, self.head.num_drafts, *size, num_tokens=self.num_tokens)
 
     @property
     def max_depth(self) -> int:  # type: ignore[override]

@@ -27,7 +27,7 @@ from ..states.kernel import MOST_NODES
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
 from .captured import GrowingDraft
-from .drafting import MOST_UNREAD_TOKENS, CachedDrafting, can_be_captured
+from .drafting import MOST_UNREAD_TOKENS, CachedDrafting
 from .growth import LevelNodes, RereadNodes, Warp, grow, num_forwarded
 
 
@@ -320,10 +320,6 @@ class DraftModelDrafting(CachedDrafting):
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     captured_draft = CapturedDraftModel
-
-    @property
-    def can_be_captured(self) -> bool:
-        return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 
     def can_grow(self, tree: TokenTree | DynamicTree) -> bool:
         return not self._cache.state_layers or num_forwarded(tree) <= MOST_NODES

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from ..cache.paged_cache import PagedCache
 from ..cache.pending_features import PendingFeatures
-from ..forwards.tree_forward import TreeForward
 from ..kernels import DTYPES
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
 from .base import Drafter, DraftRequest
@@ -222,17 +221,18 @@ class CachedDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether it grows trees on the device, and its forwards have run before, by kernels alone."""
+        forward = self.drafter.forward
+        can_run = self.drafter.grows_on_device and forward.can_be_captured and forward.has_kernels
+        return can_run and forward.dtype in DTYPES and self._cache.has_memory
+
     def num_cached(self, request: Request) -> int:
         return 0 if self._cache.state_layers else self._cache.length_of(request.table)
 
     def take_prefix(self, request: Request, length: int) -> None:
         self._cache.note_length(request.table, length)
-
-
-def can_be_captured(forward: TreeForward) -> bool:
-    """Whether a draft's forwards can be part of a captured step: it has run before, and by kernels alone."""
-    cache: Any = forward.cache
-    return forward.can_be_captured and forward.has_kernels and forward.dtype in DTYPES and cache.has_memory
 
 
 def nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:

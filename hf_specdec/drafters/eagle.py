@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from ..eagle import EagleHead
-from ..trees import DynamicTree, Tree, as_tree
+from ..trees import Tree
 from .features import FeatureDrafter
 from .growth import LevelNodes
+from .heads import tree_of_head
 
 
 class EagleDrafter(FeatureDrafter):
@@ -30,11 +31,8 @@ class EagleDrafter(FeatureDrafter):
         The tree that the head's config names; else SafeAILab's dynamic tree of 60 nodes (59 draft tokens), or a
         smaller one on a CPU.
         """
-        if self.head.config.default_tree is not None:
-            return as_tree(self.head.config.default_tree)
-        depth, top_k, num_nodes = (5, 4, 15) if self.head.device.type == "cpu" else (8, 10, 59)
-        top_k = min(top_k, self.num_tokens)
-        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(num_nodes, top_k + (depth - 1) * top_k**2))
+        size = (5, 4, 15) if self.head.device.type == "cpu" else (8, 10, 59)
+        return tree_of_head(self.head, *size, num_tokens=self.num_tokens)
 
     def forward_features(
         self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None

@@ -13,10 +13,10 @@ from ..gemma import GemmaAssistant
 from ..gemma.modeling_gemma import SharedBlocks, SharedKV
 from ..models.structure import config_of_layer
 from ..sequences import Rows
-from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree
 from .captured import CapturedDraft
 from .growth import LevelNodes, Warp, grow
-from .heads import Borrowed, roots_of
+from .heads import Borrowed, roots_of, tree_of_head
 from .last_feature import CapturedLastFeature, LastFeatureDrafter, LastFeatureDrafting
 
 
@@ -45,11 +45,8 @@ class GemmaDrafter(LastFeatureDrafter):
     @property
     def default_tree(self) -> Tree:  # type: ignore[override]
         """The tree that the config names; else a dynamic one of 31 draft tokens, or of 11 on a CPU."""
-        if self.heads.config.default_tree is not None:
-            return as_tree(self.heads.config.default_tree)
-        depth, top_k, nodes = (4, 3, 11) if self.heads.device.type == "cpu" else (5, 6, 31)
-        top_k = min(top_k, self.num_tokens)
-        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+        size = (4, 3, 11) if self.heads.device.type == "cpu" else (5, 6, 31)
+        return tree_of_head(self.heads, *size, num_tokens=self.num_tokens)
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]

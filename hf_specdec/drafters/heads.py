@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoints.pretrained import PublishedModel
 from ..sequences import Rows
+from ..trees import DynamicTree, Tree, as_tree
 
 
 Head = TypeVar("Head", bound=PreTrainedModel)
@@ -19,6 +20,17 @@ Head = TypeVar("Head", bound=PreTrainedModel)
 _copies: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, tuple[tuple, PreTrainedModel]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def tree_of_head(head: PreTrainedModel, depth: int, top_k: int, num_nodes: int, num_tokens: int) -> Tree:
+    """
+    The tree that a head's config names; else a dynamic one of this size, or as large as a choice among `num_tokens`
+    tokens allows.
+    """
+    if head.config.default_tree is not None:
+        return as_tree(head.config.default_tree)
+    top_k = min(top_k, num_tokens)
+    return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(num_nodes, top_k + (depth - 1) * top_k**2))
 
 
 def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:

@@ -7,8 +7,9 @@ from transformers import PreTrainedModel
 
 from ..medusa import MedusaHeads
 from ..sequences import Rows
-from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree
 from .growth import grow_from_positions
+from .heads import tree_of_head
 from .last_feature import LastFeatureDrafter
 
 
@@ -29,12 +30,8 @@ class MedusaDrafter(LastFeatureDrafter):
         The tree that the config names; else a dynamic tree, whose shape follows the heads' own probabilities: of 63
         nodes like the reference's static trees, or of 15 on a CPU.
         """
-        if self.heads.config.default_tree is not None:
-            return as_tree(self.heads.config.default_tree)
-        depth = min(self.heads.config.num_heads, 4)
-        nodes = 15 if self.heads.device.type == "cpu" else 63
-        top_k = min(10, self.heads.config.vocab_size)
-        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+        depth, num_nodes = min(self.heads.config.num_heads, 4), 15 if self.heads.device.type == "cpu" else 63
+        return tree_of_head(self.heads, depth, 10, num_nodes, num_tokens=self.num_tokens)
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]

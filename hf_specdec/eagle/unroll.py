@@ -121,7 +121,7 @@ def _attend(
     far = far.masked_fill(~visible[:, :, None], float("-inf"))
     own = [(query * key[:, :, None]).sum(-1, keepdim=True) * scaling for key in keys[first:]]
     scores = torch.cat([far, *own], dim=-1)
-    weights = _upcast(scores).softmax(dim=-1).to(query.dtype)
+    weights = upcast(scores).softmax(dim=-1).to(query.dtype)
     output = torch.matmul(weights[..., :rows].flatten(2, 3), values[0]).view_as(query)
     for index, value in enumerate(values[first:]):
         output = output + weights[..., rows + index, None] * value[:, :, None]
@@ -197,5 +197,6 @@ def unroll(
         yield states if head.norm is None or head.config.norm_output else head.norm(states)
 
 
-def _upcast(values: torch.Tensor) -> torch.Tensor:
+def upcast(values: torch.Tensor) -> torch.Tensor:
+    """Casts to float32 unless float64: half precision is too coarse for a softmax over many tokens."""
     return values if values.dtype == torch.float64 else values.float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -53,13 +52,6 @@ class GemmaAssistantConfig(WithDefaultTree, PreTrainedConfig):
     def aux_boundaries(self, num_target_layers: int) -> list[int]:
         """None: it reads the target's last hidden states, after the final norm."""
         return []
-
-    def changed(self, **fields: Any) -> GemmaAssistantConfig:
-        """A copy with other values."""
-        config = copy.deepcopy(self)
-        for field, value in fields.items():
-            setattr(config, field, value)
-        return config
 
 
 def config_of(name: str, published: dict[str, Any]) -> GemmaAssistantConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -36,13 +35,6 @@ class MedusaConfig(WithDefaultTree, PreTrainedConfig):
         from . import modeling_medusa  # noqa: F401  (which tells AutoModel what it makes of such a config)
 
         super().__post_init__(**kwargs)
-
-    def changed(self, **fields: Any) -> MedusaConfig:
-        """A copy with other values."""
-        config = copy.deepcopy(self)
-        for field, value in fields.items():
-            setattr(config, field, value)
-        return config
 
 
 AutoConfig.register(MedusaConfig.model_type, MedusaConfig, exist_ok=True)

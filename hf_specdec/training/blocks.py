@@ -11,10 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..block import BlockHead
 from ..block.anchored import blocks_after
+from ..eagle.unroll import upcast
 from ..kernels import DTYPES, kernels_are_installed
 from ..whole_texts import check_trainable
 from .loss_weights import WEIGHTS, LossWeights
-from .losses import masked_mean, upcast
+from .losses import masked_mean
 from .metrics import counts_by_depth
 from .reading import TargetOutputs
 from .vocabulary import draft_indices

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .losses import masked_mean, soft_cross_entropy, upcast
+from ..eagle.unroll import upcast
+from .losses import masked_mean, soft_cross_entropy
 from .metrics import counts_by_depth
 from .reading import TargetOutputs
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..eagle import EagleHead
-from ..eagle.unroll import unroll
+from ..eagle.unroll import unroll, upcast
 from ..whole_texts import check_trainable
-from .losses import masked_mean, soft_cross_entropy, upcast
+from .losses import masked_mean, soft_cross_entropy
 from .metrics import counts_by_depth
 from .reading import TargetOutputs
 from .ttt import predicted_mask

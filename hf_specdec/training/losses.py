@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ..eagle.unroll import upcast
+
 
 _ROWS_AT_ONCE = 4096
 
@@ -48,11 +50,6 @@ def _part(
     p = upcast(target_logits).softmax(dim=-1).to(logits.dtype)
     loss = -(p * logits.log_softmax(dim=-1)).sum(dim=-1)
     return loss, logits.detach().argmax(dim=-1)
-
-
-def upcast(values: torch.Tensor) -> torch.Tensor:
-    """Casts to float32 unless float64: half precision is too coarse for a softmax over many tokens."""
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, least: float = 1) -> torch.Tensor:

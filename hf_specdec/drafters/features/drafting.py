@@ -17,7 +17,7 @@ from ...models.structure import execution_device
 from ...sequences import StepRows
 from ...trees import DraftTree, DynamicTree, TokenTree
 from ..base import DraftRequest
-from ..drafting import MOST_UNREAD_TOKENS, CachedDrafting, can_be_captured, nodes_of
+from ..drafting import MOST_UNREAD_TOKENS, CachedDrafting, nodes_of
 from .captured import CapturedFeatures
 from .drafter import FeatureDrafter
 
@@ -196,10 +196,6 @@ class FeatureDrafting(CachedDrafting):
     @property
     def tells(self) -> bool:  # type: ignore[override]
         return self.drafter.has_confidence
-
-    @property
-    def can_be_captured(self) -> bool:
-        return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 
     def catch_up(self, requests: list[Request], most: int) -> None:
         self._read_pending([request for request in requests if self._num_pending(request) > most])

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
+from ..calls.schemas import name_of
 from ..characters import shortened
 from .kinds import Boolean, Only, Open, Text, told
 
@@ -44,11 +45,6 @@ ResponseTool = Annotated[
     Annotated[NestedTool, Tag("<nested>")] | Annotated[FlatTool, Tag("<flat>")],
     Discriminator(_form, custom_error_type="wrong", custom_error_message="must be an object"),
 ]
-
-
-def name_of(tool: dict[str, Any]) -> str:
-    """The name of a tool's function, in either form."""
-    return str(tool.get("function", tool)["name"])
 
 
 def _named(choice: dict[str, Any]) -> Any:
