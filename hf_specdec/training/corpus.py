@@ -20,7 +20,8 @@ from .openings import Openings
 from .options import TrainOptions
 from .packing import cut
 from .scripts import ScriptPart, Template
-from .self_generate import Sampling, Writer, default_rows, iterate_written, read_written, write_texts, written_jobs
+from .self_generate import Sampling, Writer, default_rows
+from .written_texts import iterate_written, read_written, write_texts, written_jobs
 
 
 logger = logging.get_logger(__name__)

@@ -14,7 +14,8 @@ from support.models import tiny_model
 
 from hf_specdec.training.data import Text
 from hf_specdec.training.scripts import ScriptPart, Template
-from hf_specdec.training.self_generate import Sampling, Writer, read_written, write_texts, written_jobs
+from hf_specdec.training.self_generate import Sampling, Writer
+from hf_specdec.training.written_texts import read_written, write_texts, written_jobs
 
 
 GREEDY = Sampling(greedy_share=1.0)
