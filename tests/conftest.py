@@ -32,142 +32,52 @@ settings.load_profile("the same examples every time")
 
 
 HERE = Path(__file__).parent
-ANY_VERSION = (
-    "batching/test_candidate_choice.py",
-    "batching/test_compiled_steps.py",
-    "batching/test_device_auto.py",
-    "batching/test_device_rows.py",
-    "batching/test_device_samples.py",
-    "batching/test_draft_temperatures.py",
-    "batching/test_faults.py",
-    "batching/test_graphs.py",
-    "batching/test_keeping.py",
-    "batching/test_limits.py",
-    "batching/test_paged_cache.py",
-    "batching/test_pauses.py",
-    "batching/test_policy.py",
-    "batching/test_prefix_cache.py",
-    "batching/test_random_mixes.py",
-    "batching/test_repeated_ends.py",
-    "batching/test_repeated_steps.py",
-    "batching/test_request_faults.py",
-    "batching/test_results.py",
-    "batching/test_sampling.py",
-    "batching/test_scheduler.py",
-    "batching/test_soak.py",
-    "batching/test_starts_and_ends.py",
-    "batching/test_pending_features.py",
-    "batching/test_warming_up.py",
-    "batching/test_weights.py",
-    "benchmarking",
-    "bulk/test_output.py",
-    "bulk/test_records.py",
-    "block/test_calls.py",
-    "block/test_conversion.py",
-    "block/test_damaged.py",
-    "block/test_formats.py",
-    "block/test_heads.py",
-    "block/test_sampling.py",
-    "block/test_usual_mistakes.py",
-    "cards",
-    "cli",
-    "device_steps/test_compiled.py",
-    "device_steps/test_drawing.py",
-    "device_steps/test_edges.py",
-    "device_steps/test_greedy.py",
-    "device_steps/test_memory.py",
-    "device_steps/test_sampling.py",
-    "device_steps/test_streams.py",
-    "device_steps/test_which_calls.py",
-    "distributed/test_data_parallel.py",
-    "doctor",
-    "drafters/test_eagle.py",
-    "drafters/test_growth.py",
-    "drafters/test_medusa.py",
-    "drafters/test_ngram.py",
-    "drafters/test_observed.py",
-    "drafters/test_padded_vocabularies.py",
-    "eagle/test_card.py",
-    "eagle/test_conversion.py",
-    "eagle/test_damaged.py",
-    "eagle/test_damaged_configs.py",
-    "eagle/test_detected_layers.py",
-    "eagle/test_detection.py",
-    "eagle/test_layer_ids.py",
-    "eagle/test_unroll.py",
-    "eagle/test_usual_mistakes.py",
-    "forwards/test_chunks.py",
-    "compiling/test_merged_linears.py",
-    "models/test_modules.py",
-    "mtp/test_sampling.py",
-    "gemma/test_sampling.py",
-    "compiling/test_early_launch.py",
-    "generation/test_default_tree.py",
-    "generation/test_importing.py",
-    "generation/test_metrics.py",
-    "graphs",
-    "kernels",
-    "rl",
-    "serving/test_contexts.py",
-    "serving/test_ends_of_servers.py",
-    "serving/test_engine.py",
-    "serving/test_http_server.py",
-    "serving/test_large_bodies.py",
-    "serving/test_load_benchmark.py",
-    "serving/test_long_answers.py",
-    "serving/test_parts.py",
-    "serving/test_server.py",
-    "serving/test_stop_strings.py",
-    "serving/test_streams.py",
-    "space",
-    "test_docs.py",
-    "test_docstrings.py",
-    "test_examples.py",
-    "test_gemma3_270m.py",
-    "test_installs.py",
-    "test_model_cards.py",
-    "test_overflow.py",
-    "test_packaging.py",
-    "test_public_imports.py",
-    "test_random_calls.py",
-    "test_random_generators.py",
-    "test_scripts.py",
-    "test_structure.py",
-    "test_smollm2.py",
-    "training/test_block_runs.py",
-    "training/test_blocks.py",
-    "training/test_continued_runs.py",
-    "training/test_data.py",
-    "training/test_description.py",
-    "training/test_objectives.py",
-    "training/test_openings.py",
-    "training/test_packing.py",
-    "training/test_processes.py",
-    "training/test_reading.py",
-    "training/test_self_generate.py",
-    "training/test_texts_of_runs.py",
-    "training/test_train.py",
-    "training/test_train_command.py",
-    "training/test_vocabulary.py",
-    "trees",
-    "verification/test_draft_temperature.py",
-    "verification/test_exact_statistics.py",
-    "verification/test_own_processors.py",
-    "verification/test_reads_ahead.py",
-    "verification/test_rejection.py",
-    "verification/test_sampling_exactness.py",
-    "verification/test_target.py",
-    "verification/test_wrong_samplers.py",
-)
+ANY_VERSION = {
+    ".": (
+        "docs docstrings examples gemma3_270m installs model_cards overflow packaging public_imports random_calls "
+        "random_generators scripts smollm2 structure"
+    ),
+    "batching": (
+        "candidate_choice compiled_steps device_auto device_rows device_samples draft_temperatures faults graphs "
+        "keeping limits paged_cache pauses pending_features policy prefix_cache random_mixes repeated_ends "
+        "repeated_steps request_faults results sampling scheduler soak starts_and_ends warming_up weights"
+    ),
+    "block": "calls conversion damaged formats heads sampling usual_mistakes",
+    "bulk": "output records",
+    "compiling": "early_launch merged_linears",
+    "device_steps": "compiled drawing edges greedy memory sampling streams which_calls",
+    "distributed": "data_parallel",
+    "drafters": "eagle growth medusa ngram observed padded_vocabularies",
+    "eagle": "card conversion damaged damaged_configs detected_layers detection layer_ids unroll usual_mistakes",
+    "forwards": "chunks",
+    "gemma": "sampling",
+    "generation": "default_tree importing metrics",
+    "models": "modules",
+    "mtp": "sampling",
+    "serving": (
+        "contexts ends_of_servers engine http_server large_bodies load_benchmark long_answers parts server "
+        "stop_strings streams"
+    ),
+    "training": (
+        "block_runs blocks continued_runs data description objectives openings packing processes reading "
+        "self_generate texts_of_runs train train_command vocabulary"
+    ),
+    "verification": (
+        "draft_temperature exact_statistics own_processors reads_ahead rejection sampling_exactness target "
+        "wrong_samplers"
+    ),
+}
+ANY_VERSION_FOLDERS = ("benchmarking", "cards", "cli", "doctor", "graphs", "kernels", "rl", "space", "trees")
 """
-Folders and files of tests whose subject is the library's own: they call transformers at most in ways that other tests
-check with every version. `make test-oldest` and `make test-newest` leave them out, but for a few (`smoke`).
+Files of tests, by folder, and folders whose subject is the library's own: they call transformers at most in ways that
+other tests check with every version. `make test-oldest` and `make test-newest` leave all but a few (`smoke`) out.
 """
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [HERE / place for place in ANY_VERSION]
+    places = [HERE / folder for folder in ANY_VERSION_FOLDERS]
+    places += [HERE / folder / f"test_{name}.py" for folder, names in ANY_VERSION.items() for name in names.split()]
     own = {path: any(map(path.is_relative_to, places)) for path in {item.path for item in items}}
     for item in items:
         if own[item.path] and item.get_closest_marker("smoke") is None:
