@@ -19,7 +19,7 @@ from ..models.encoders import EncoderInputs
 from ..plan import SpeculationPlan
 from ..sequences import Rows, Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
-from ..trees.told import Belief
+from ..trees.confidence import Calibration
 from ..verification import BatchNoise, PositionNoise
 from ..verification.draft_temperature import DraftTemperature
 
@@ -46,12 +46,12 @@ class DraftRequest:
         loans (`GraphLoans`, *optional*): lends K/V memory with captured CUDA graphs; without it, there are none.
         noises (`Sequence[PositionNoise]`, *optional*): random numbers of the rows by position, from which children
             are drawn; without them, they are drawn by torch's generator.
-        refine (`Callable`, *optional*): chooses the tree again from what the draft tells of the step at hand; see
+        refine (`Callable`, *optional*): chooses the tree again from the draft's confidence in the step at hand; see
             `TreeChoice.refine`.
         grammars (`Sequence[GrammarMask]`, *optional*): the grammar of every row, None for one without.
         encoder (`EncoderInputs`, *optional*): what the target's encoder has read, if it has one.
-        belief (`Callable`, *optional*): how captured steps read what the draft tells, by which they shape the plan's
-            tree anew, with as many nodes and levels.
+        calibration (`Callable`, *optional*): how captured steps read the draft's confidence, by which they shape the
+            plan's tree anew, with as many nodes and levels.
         reports_ranks (`bool`): whether captured steps report which children were offered and accepted, as where "auto"
             has to learn this of a tree whose shape the draft has chosen.
     """
@@ -67,7 +67,7 @@ class DraftRequest:
     refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
     grammars: Sequence[GrammarMask | None] | None = None
     encoder: EncoderInputs | None = None
-    belief: Callable[[], Belief] | None = None
+    calibration: Callable[[], Calibration] | None = None
     reports_ranks: bool = False
 
     def noise(self, lengths: Sequence[int], token_ids: torch.Tensor | None = None) -> Noise | None:

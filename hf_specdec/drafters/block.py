@@ -98,14 +98,14 @@ class BlockDrafter(FeatureDrafter):
 
     def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor, is_quick: bool = False) -> torch.Tensor:
         """See `FeatureDrafter.confidence`: where the estimate reads the token before, that of a greedy chain."""
-        levels, told, parents, carried = self.states.shape[1], [], roots, self._carried
+        levels, confidences, parents, carried = self.states.shape[1], [], roots, self._carried
         if not self.head.config.confidence_with_markov:
             return self._estimates(self.states, parents)
         if is_quick:
             return self._estimates(self.states, torch.cat([roots, self._targets(self.all_logits[:, :-1])], dim=1))
         for level in range(levels):
             here = slice(level, level + 1)
-            told.append(self._estimates(self.states[:, here], parents))
+            confidences.append(self._estimates(self.states[:, here], parents))
             if level + 1 == levels:
                 break
             logits = root_logits[:, None]
@@ -113,7 +113,7 @@ class BlockDrafter(FeatureDrafter):
                 base, states = self.all_logits[:, here], self.states[:, here]
                 logits, carried = self.head.conditional_logits(base, states, parents, carried)
             parents = self._targets(logits)
-        return torch.cat(told, dim=1)
+        return torch.cat(confidences, dim=1)
 
     def _targets(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's token of the best column of logits `[batch, rows, draft vocab]`."""

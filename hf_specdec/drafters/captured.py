@@ -11,7 +11,7 @@ import torch
 from ..cache.device_paged_cache import DevicePagedCache
 from ..forwards.node_inputs import causal_chain
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
-from ..trees.told import Belief
+from ..trees.confidence import Calibration
 from .growth import Warp, grow, held_levels
 
 
@@ -27,17 +27,17 @@ class CapturedDraft(ABC):
     drafter: Any = None
     """The drafter whose forwards run in the step; None if there are none."""
 
-    told: torch.Tensor | None = None
-    """What the draft told of its acceptance in the run that is captured, `[rows, levels]`; None if it is not asked."""
+    confidences: torch.Tensor | None = None
+    """The draft's confidence in the run that is captured, `[rows, levels]`; None if it is not asked."""
 
     @property
     def forward(self) -> TreeForward | None:
         """The draft's forwards over a cache of its own, if it has one."""
         return getattr(self.drafter, "forward", None)
 
-    def load_belief(self, belief: Belief) -> None:
+    def load_calibration(self, calibration: Calibration) -> None:
         """Copies to the device how the draft's estimates are read from now on."""
-        raise NotImplementedError(f"{type(self).__name__} tells nothing.")
+        raise NotImplementedError(f"{type(self).__name__} has no confidence.")
 
     @abstractmethod
     def write_as(self, cache: DevicePagedCache) -> None:
@@ -68,7 +68,7 @@ class CapturedDraft(ABC):
     def without_drafter(self) -> CapturedDraft:
         """A copy that holds no more than a graph needs as long as it lives."""
         held = copy.copy(self)
-        held.drafter = held.told = None
+        held.drafter = held.confidences = None
         return held
 
     def leave(self, is_left: torch.Tensor) -> None:

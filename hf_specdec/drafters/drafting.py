@@ -163,7 +163,7 @@ class Drafting(ABC):
         """Whether the draft can grow a tree in a captured step."""
         return tree.depth <= self.most_levels
 
-    tells = False
+    has_confidence = False
     """Whether the draft estimates its acceptance before a tree grows; see `FeatureDrafter.confidence`."""
     most_levels = sys.maxsize
     """Most levels of a tree that the draft can grow in a captured step."""

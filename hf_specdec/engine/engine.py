@@ -246,10 +246,10 @@ class Engine:
                     outcome = next(outcomes, None)
                     if outcome is None:
                         break
-                    told = [request for request in requests if not request.is_over]
+                    advanced = [request for request in requests if not request.is_over]
                     self._take_outcome(requests, groups, outcome)
                     ran = True
-                yield told
+                yield advanced
         if not ran:
             self.num_steps += 1
             self.last_end = None
@@ -311,7 +311,7 @@ class Engine:
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             flags = {"only_read": outcome.only_read, "was_deferred": outcome.was_deferred}
-            self.choices.end_device_step(trees, paths, seconds, **flags, told=outcome.told)
+            self.choices.end_device_step(trees, paths, seconds, **flags, row_outcomes=outcome.row_outcomes)
         self.bookkeeping.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.
         self.bookkeeping.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])

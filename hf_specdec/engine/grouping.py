@@ -31,7 +31,7 @@ def groups_of(engine: Engine, requests: list[Request]) -> list[DraftGroup]:
         if engine.choices.takes_best(row):
             plan = replace(plan, draws_children=False, uses_rejection=False)
         drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
-        auto = engine.choices.auto_of(row) if engine.drafting.tells else None
+        auto = engine.choices.auto_of(row) if engine.drafting.has_confidence else None
         learns = isinstance(tree, DynamicTree) and engine.choices.is_auto(row)
         key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, learns, auto)
         group = groups.get(key)
@@ -55,10 +55,10 @@ def _let_refine(engine: Engine, groups: dict[Any, DraftGroup]) -> None:
     """Lets "auto" choose again while a group is drafted for, within the blocks that its trees have."""
     autos = [key[-1] for key in groups]
     for (tree, *_, auto), group in groups.items():
-        belief = None if auto is None else engine.choices.belief_of(auto)
-        if belief is not None:
+        calibration = None if auto is None else engine.choices.calibration_of(auto)
+        if calibration is not None:
             if isinstance(tree, TokenTree):
-                group.asked = replace(group.asked, belief=belief, reports_ranks=True)
+                group.asked = replace(group.asked, calibration=calibration, reports_ranks=True)
         elif auto is not None and autos.count(auto) == 1:
             refine = engine.choices.refiner(auto, group.rows, engine.drafting.num_slots(tree))
             group.asked = replace(group.asked, refine=refine)

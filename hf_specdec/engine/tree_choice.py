@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule
 from ..trees.candidate_choice import CandidateChoice
 from ..trees.candidate_trees import CandidateTrees
-from ..trees.told import Belief, Told
+from ..trees.confidence import Calibration, RowOutcome
 from .auto_choices import AutoChoices
 from .request import Request
 from .wanted_trees import may_change, shared, wanted_tree, within
@@ -141,7 +141,7 @@ class TreeChoices:
         return isinstance(self._wanted[row], AutoTree)
 
     def auto_of(self, row: int) -> AutoTree | None:
-        """The "auto" of a row of this step that reads what the draft tells, see `refiner`, `belief_of`; else None."""
+        """The "auto" of a row of this step that reads the draft's confidence, see `refiner`; else None."""
         wanted = self._wanted[row]
         if not isinstance(wanted, AutoTree):
             return None
@@ -152,23 +152,23 @@ class TreeChoices:
                 return None
         return wanted if choice.reads_confidence else None
 
-    def belief_of(self, tree: AutoTree) -> Callable[[], Belief] | None:
+    def calibration_of(self, tree: AutoTree) -> Callable[[], Calibration] | None:
         """
-        How captured steps read what a draft tells of rows that ask for this "auto"; None where `refiner` reads it.
+        How captured steps read a draft's confidence of rows that ask for this "auto"; None where `refiner` reads it.
         """
         choice = self.autos.of(tree)
-        return choice.learning.belief if isinstance(choice, CandidateChoice) else None
+        return choice.learning.calibration if isinstance(choice, CandidateChoice) else None
 
     def refiner(self, tree: AutoTree, rows: list[int], most_nodes: int) -> Refine:
         """
-        Chooses the tree of these rows of the step again from what their draft tells, of at most `most_nodes` nodes
+        Chooses the tree of these rows of the step again from their draft's confidence, of at most `most_nodes` nodes
         and the rows' share of `max_step_nodes`; see `TreeChoice.refine`.
         """
         choice = self.autos.of(tree)
         most = most_nodes if self._share is None else min(most_nodes, self._share)
 
-        def refine(told: Mapping[int, Sequence[float]]) -> TokenTree | DynamicTree | None:
-            refined = choice.refine({rows[place]: its for place, its in told.items()}, most)
+        def refine(confidences: Mapping[int, Sequence[float]]) -> TokenTree | DynamicTree | None:
+            refined = choice.refine({rows[place]: its for place, its in confidences.items()}, most)
             # The choice may stay with its own tree, which is not cut to what the step has room for.
             return None if refined is None else within(refined, most)
 
@@ -201,7 +201,7 @@ class TreeChoices:
         seconds: float | None,
         only_read: bool = False,
         was_deferred: bool = False,
-        told: Mapping[int, Told] = MappingProxyType({}),
+        row_outcomes: Mapping[int, RowOutcome] = MappingProxyType({}),
     ) -> None:
         """
         Lets "auto" learn from a step that ran on the device as a whole. (Rows with fixed trees add the same time to
@@ -214,7 +214,7 @@ class TreeChoices:
             seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
             only_read (`bool`): whether an EAGLE head read pending features in the step for later trees.
             was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
-            told (`Mapping[int, Told]`): by row what the draft told of its acceptance.
+            row_outcomes (`Mapping[int, RowOutcome]`): by row the draft's confidence.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
@@ -222,7 +222,7 @@ class TreeChoices:
             if isinstance(choice, CandidateChoice):
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree) or tree in choice.candidates:  # as in a warm-up with a schedule
-                    its = [told[row] for row in drafted if row in told and paths[row] is not None]
+                    its = [row_outcomes[row] for row in drafted if row in row_outcomes and paths[row] is not None]
                     ways = self.autos.ways_of(asked)
                     if ways is not None:
                         choice.learning.acceptance = ways.present

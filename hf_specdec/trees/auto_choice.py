@@ -77,8 +77,8 @@ class AutoChoice(TreeChoice):
         self._step = self._with = self._without = self._drafts = 0
         self._waited: int | None = None
         """Steps since the drafter was asked last; None if it never was."""
-        self._told: Mapping[int, Sequence[float]] = {}
-        """By row what the draft expects of the present step, once it has told."""
+        self._confidences: Mapping[int, Sequence[float]] = {}
+        """By row what the draft expects of the present step, once it has run."""
         self._is_trial, self._refusals = False, 0
 
     @property
@@ -102,7 +102,7 @@ class AutoChoice(TreeChoice):
     # --------------------------------------------------------------------------------------------------------- steps
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
-        self._evidence, self.tree, self._told, self._way = evidence, None, {}, self._ways[0]
+        self._evidence, self.tree, self._confidences, self._way = evidence, None, {}, self._ways[0]
         if evidence is None or any(chance is not None for chance in evidence.values()):
             if self._with >= self.CHECK:  # which is no sign that drafts do not pay
                 self._with = 0
@@ -148,13 +148,13 @@ class AutoChoice(TreeChoice):
         return self.losses.allow(self.SHARE_OF_TRIALS, cost)
 
     def refine(
-        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+        self, confidences: Mapping[int, Sequence[float]], most_nodes: int | None = None
     ) -> TokenTree | DynamicTree | None:
-        self._told = told
-        if self.tree is None or self._is_trial or not told:
+        self._confidences = confidences
+        if self.tree is None or self._is_trial or not confidences:
             return self.tree
         way, most_nodes = self._way, self.limits.max_nodes if most_nodes is None else most_nodes
-        chances, depth = way.chances_told(told, self._evidence), max(map(len, told.values()))
+        chances, depth = way.chances_by_confidence(confidences, self._evidence), max(map(len, confidences.values()))
         limits = replace(self.limits, max_nodes=most_nodes, max_depth=min(self.limits.max_depth, depth))
         plan = way.plan_of_step(chances, limits)
         if plan.tokens_per_second > self.REFINED * way.rate(self.tree, chances):
@@ -166,7 +166,7 @@ class AutoChoice(TreeChoice):
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         # The drafted tree counts: at the end of a text, or for want of proposals, it is smaller than the chosen one.
-        is_refused = bool(self._told) and self.tree is None
+        is_refused = bool(self._confidences) and self.tree is None
         caught_up = self._waited is not None and self._waited <= self.CATCHES_UP
         is_usual = caught_up if self.tree is not None else not is_refused
         times = self.times
@@ -186,7 +186,7 @@ class AutoChoice(TreeChoice):
         cost = times.drafting(self.tree) + times.rest.up_to(draft.num_nodes)[-1]
         self.losses.add(cost / without, tokens)
         self._drafts += 1
-        self._way.learn(self.tree, draft, paths, self._evidence, self._told)
+        self._way.learn(self.tree, draft, paths, self._evidence, self._confidences)
 
     # ---------------------------------------------------------------------------------------------------- the plan
 

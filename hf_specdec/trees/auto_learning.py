@@ -11,9 +11,9 @@ import torch
 
 from .auto import AutoTree
 from .auto_tables import AcceptanceTable
+from .confidence import LEAST_CHANCE, MOST_CHANCE, calibrated_chances
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
-from .told import LEAST_CHANCE, MOST_CHANCE, told_chances
 
 
 @dataclass
@@ -209,7 +209,7 @@ class Trust:
     """Logarithm of the odds for estimates at first, and the most by which it favours either."""
 
     def __init__(self) -> None:
-        self._log_odds, self._told, self._hits = self.START, self.WEIGHT, self.WEIGHT
+        self._log_odds, self._expected, self._hits = self.START, self.WEIGHT, self.WEIGHT
 
     @property
     def share(self) -> float:
@@ -219,42 +219,41 @@ class Trust:
     @property
     def factor(self) -> float:
         """How often estimates came true, over what they said."""
-        return self._hits / self._told
+        return self._hits / self._expected
 
     def _within(self, chance: float) -> float:
         return min(max(chance, LEAST_CHANCE), MOST_CHANCE)
 
-    def learn(self, told: float, learnt: float, is_hit: bool) -> None:
+    def learn(self, confidence: float, learnt: float, is_hit: bool) -> None:
         """
         Takes an outcome.
 
         Args:
-            told (`float`), learnt (`float`): the chance of a node's best child as the draft told it, and as it was
-                measured before.
+            confidence (`float`), learnt (`float`): the chance of a best child, by the draft and as measured before.
             is_hit (`bool`): whether the child was accepted.
         """
-        of_told, of_learnt = (
+        of_confidence, of_learnt = (
             math.log(chance if is_hit else 1.0 - chance)
-            for chance in (self._within(told * self.factor), self._within(learnt))
+            for chance in (self._within(confidence * self.factor), self._within(learnt))
         )
-        self._log_odds = max(-self.MOST, min(self.DECAY * self._log_odds + of_told - of_learnt, self.MOST))
+        self._log_odds = max(-self.MOST, min(self.DECAY * self._log_odds + of_confidence - of_learnt, self.MOST))
         rest = (1.0 - self.DECAY) * self.WEIGHT
-        self._told = self.DECAY * self._told + rest + told
+        self._expected = self.DECAY * self._expected + rest + confidence
         self._hits = self.DECAY * self._hits + rest + is_hit
 
-    def chances(self, told: Sequence[float], learnt: list[list[float]]) -> list[list[float]]:
+    def chances(self, confidences: Sequence[float], learnt: list[list[float]]) -> list[list[float]]:
         """
         Chances `[depth][rank]` of one row in the step at hand: those learnt, where there are estimates joined with
-        them; see `told_chances`.
+        them; see `calibrated_chances`.
         """
-        levels = min(len(told), len(learnt))
+        levels = min(len(confidences), len(learnt))
         if not levels:
             return learnt
-        given = torch.tensor([told[:levels]], dtype=torch.float64, device="cpu")
+        given = torch.tensor([confidences[:levels]], dtype=torch.float64, device="cpu")
         chances = torch.tensor(learnt[:levels], dtype=torch.float64, device="cpu")
-        return told_chances(given, chances, self.share, self.factor)[0].tolist() + learnt[levels:]
+        return calibrated_chances(given, chances, self.share, self.factor)[0].tolist() + learnt[levels:]
 
 
 def rounded(chance: float) -> float:
-    """A chance in twentieths: drafters may tell any number, but what is learnt for each must be seen often."""
+    """A chance in twentieths: a confidence may be any number, but what is learnt for each must be seen often."""
     return round(20 * chance) / 20

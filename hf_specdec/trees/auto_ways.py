@@ -50,10 +50,12 @@ class Way:
             [sum(ranks) / len(evidence) for ranks in zip(*levels, strict=True)] for levels in zip(*tables, strict=True)
         ]
 
-    def chances_told(self, told: Mapping[int, Sequence[float]], evidence: Evidence | None) -> list[list[float]]:
-        """`chances` with what the draft tells of the step at hand; see `TreeChoice.refine`."""
+    def chances_by_confidence(
+        self, confidences: Mapping[int, Sequence[float]], evidence: Evidence | None
+    ) -> list[list[float]]:
+        """`chances` with the draft's confidence in the step at hand; see `TreeChoice.refine`."""
         learnt = self.chances(evidence)
-        rows = [self.trust.chances(its, learnt) for its in told.values()]
+        rows = [self.trust.chances(its, learnt) for its in confidences.values()]
         return [[statistics.fmean(ranks) for ranks in zip(*levels, strict=True)] for levels in zip(*rows, strict=True)]
 
     def tokens(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]], by_ratio: bool = True) -> float:
@@ -98,7 +100,7 @@ class Way:
         draft: DraftTree,
         paths: Paths,
         evidence: Evidence | None,
-        told: Mapping[int, Sequence[float]],
+        confidences: Mapping[int, Sequence[float]],
     ) -> None:
         """Takes the result of a step that was drafted in this way; see `TreeChoice.end_step`."""
         self.drafts += 1
@@ -106,8 +108,8 @@ class Way:
         if isinstance(tree, DynamicTree):
             expected = self.tokens(tree, self.chances(evidence), by_ratio=False) - 1.0
             self.acceptance.add_ratio(self.takes_best, tree, expected, statistics.mean(taken) if taken else 0.0)
-        if told:
-            self._learn_trust(draft, paths, told, self.chances(evidence))
+        if confidences:
+            self._learn_trust(draft, paths, confidences, self.chances(evidence))
         if evidence is None:
             self.acceptance.add(None, self.takes_best, draft, paths)
             return
@@ -117,10 +119,10 @@ class Way:
             self.acceptance.add(chance, self.takes_best, draft, own)
 
     def _learn_trust(
-        self, draft: DraftTree, paths: Paths, told: Mapping[int, Sequence[float]], learnt: list[list[float]]
+        self, draft: DraftTree, paths: Paths, confidences: Mapping[int, Sequence[float]], learnt: list[list[float]]
     ) -> None:
-        """Compares what the draft told with what is known of earlier steps, along the best nodes."""
-        for row, chances in told.items():
+        """Compares the draft's confidence with what is known of earlier steps, along the best nodes."""
+        for row, chances in confidences.items():
             node = 0
             for depth, chance in enumerate(chances[: len(learnt)]):
                 children, path = drafted_children(draft, row, node), paths[row]

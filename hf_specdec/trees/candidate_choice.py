@@ -19,10 +19,10 @@ from .auto_tables import AcceptanceTable
 from .candidate_learning import CandidateLearning
 from .candidate_trees import CandidateTrees, size_of
 from .choice import Evidence, TreeChoice
+from .confidence import RowOutcome
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
-from .told import Told
 from .trials import Trials
 from .whole_times import Tree, WholeTimes
 
@@ -230,7 +230,7 @@ class CandidateChoice(TreeChoice):
         paths: list[list[int] | None],
         seconds: float | None,
         only_read: bool = False,
-        told: Sequence[Told] = (),
+        outcomes: Sequence[RowOutcome] = (),
     ) -> None:
         """
         Takes the result of a step that ran whole on the device; all nodes of its tree count as drafted.
@@ -242,10 +242,10 @@ class CandidateChoice(TreeChoice):
             only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on pending features in the
                 step, without drafting, so that it took longer than other steps with the tree. In an exploration the
                 extra time counts as lost.
-            told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this; of a dynamic
+            outcomes (`Sequence[RowOutcome]`): the draft's confidence, if it shaped the tree by this; of a dynamic
                 tree what came of it.
         """
-        self.learning.add(tree, paths, told)
+        self.learning.add(tree, paths, outcomes)
         if only_read and self.times.has(tree):
             if seconds is None:
                 seconds = self.times.of(tree) + self._reading

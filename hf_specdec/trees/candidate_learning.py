@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from .auto_learning import Ratio, Trust
 from .auto_tables import AcceptanceTable, expected_length, expected_of
+from .confidence import Calibration, RowOutcome
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
-from .told import Belief, Told
 from .whole_times import Tree
 
 
 class CandidateLearning:
     """
-    Acceptance of the texts, and what trees give beyond it: dynamic ones, and those shaped by what their draft tells.
+    Acceptance of the texts, and what trees give beyond it: dynamic ones, and those shaped by their draft's confidence.
 
     Args:
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
@@ -31,28 +31,28 @@ class CandidateLearning:
     def __init__(self, acceptance: AcceptanceTable, advantages: dict[DynamicTree, Ratio]):
         self.acceptance, self._advantages = acceptance, advantages
         self._trust, self._ratio = Trust(), Ratio()
-        self._belief: Belief | None = None
+        self._calibration: Calibration | None = None
 
-    def belief(self) -> Belief:
-        """How the next step reads what its draft tells; the same until `renew`."""
-        if self._belief is None:
-            self._belief = Belief(self.acceptance.chances(), self._trust.share, self._trust.factor)
-        return self._belief
+    def calibration(self) -> Calibration:
+        """How the next step reads its draft's confidence; the same until `renew`."""
+        if self._calibration is None:
+            self._calibration = Calibration(self.acceptance.chances(), self._trust.share, self._trust.factor)
+        return self._calibration
 
     def renew(self) -> None:
-        """Lets the next `belief` be what was learnt until then."""
-        self._belief = None
+        """Lets the next `calibration` be what was learnt until then."""
+        self._calibration = None
 
-    def add(self, tree: Tree | None, paths: list[list[int] | None], told: Sequence[Told]) -> None:
+    def add(self, tree: Tree | None, paths: list[list[int] | None], outcomes: Sequence[RowOutcome]) -> None:
         """Takes the result of a step that ran whole on the device; see `CandidateChoice.end_whole_step`."""
         for other, advantage in self._advantages.items():
             if other != tree:
                 advantage.fade(self.FADES)
         if isinstance(tree, DynamicTree):
-            self.add_dynamic(tree, [len(row.ranks) for row in told])
-            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], tree.top_k)
-        elif tree is not None and told:
-            self._add_told(tree, told)
+            self.add_dynamic(tree, [len(row.ranks) for row in outcomes])
+            self.acceptance.add_offered([(row.ranks, row.offered) for row in outcomes], tree.top_k)
+        elif tree is not None and outcomes:
+            self._add_shaped(tree, outcomes)
         elif tree is not None:
             self.acceptance.add_whole(tree, paths)
 
@@ -62,12 +62,12 @@ class CandidateLearning:
             expected = expected_of(tree, self.acceptance.chances()) - 1.0
             self._advantages.setdefault(tree, Ratio(*self.ADVANTAGE)).add(expected, statistics.mean(accepted))
 
-    def _add_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
-        """Takes the result of a step whose tree was shaped by what the draft told."""
-        learnt = self.belief().learnt
-        accepted = statistics.mean(len(row.ranks) for row in told)
+    def _add_shaped(self, tree: TokenTree, outcomes: Sequence[RowOutcome]) -> None:
+        """Takes the result of a step whose tree was shaped by the draft's confidence."""
+        learnt = self.calibration().learnt
+        accepted = statistics.mean(len(row.ranks) for row in outcomes)
         self._ratio.add(expected_length(tree.paths, learnt) - 1.0, accepted)
-        for row in told:
+        for row in outcomes:
             ranks = [*row.ranks, None]
             for chance, level, offered, rank in zip(row.chances, learnt, row.offered, ranks, strict=False):
                 if not offered:
@@ -75,7 +75,7 @@ class CandidateLearning:
                 self._trust.learn(chance, level[0], rank == 0)
                 if rank != 0:
                     break
-        self.acceptance.add_offered([(row.ranks, row.offered) for row in told])
+        self.acceptance.add_offered([(row.ranks, row.offered) for row in outcomes])
 
     def expected_tokens(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per row of a step with each of these trees."""

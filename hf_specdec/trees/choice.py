@@ -35,7 +35,7 @@ class TreeChoice:
     reads_evidence = False
     """Whether `begin_step` makes use of evidence."""
     reads_confidence = False
-    """Whether `refine` makes use of what a draft tells."""
+    """Whether `refine` makes use of a draft's confidence."""
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
         """
@@ -48,15 +48,15 @@ class TreeChoice:
         return self.tree
 
     def refine(
-        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+        self, confidences: Mapping[int, Sequence[float]], most_nodes: int | None = None
     ) -> TokenTree | DynamicTree | None:
         """
-        The tree of the step at hand (None: no tree), once the draft has run and no child has been drawn: what it tells
-        depends on the text so far alone, so that samples stay exact.
+        The tree of the step at hand (None: no tree), once the draft has run and no child has been drawn: its
+        confidence depends on the text so far alone, so that samples stay exact.
 
         Args:
-            told (`Mapping[int, Sequence[float]]`): by row and depth, the draft's own estimate of the chance that its
-                best token is accepted where those before it are.
+            confidences (`Mapping[int, Sequence[float]]`): by row and depth, the draft's own estimate of the chance
+                that its best token is accepted where those before it are.
             most_nodes (`int`, *optional*): most nodes of the tree.
         """
         return self.tree
@@ -150,9 +150,9 @@ class ScheduledChoice(TreeChoice):
         return self._current.takes_best
 
     def refine(
-        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+        self, confidences: Mapping[int, Sequence[float]], most_nodes: int | None = None
     ) -> TokenTree | DynamicTree | None:
-        self.tree = self._current.refine(told, most_nodes)
+        self.tree = self._current.refine(confidences, most_nodes)
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:

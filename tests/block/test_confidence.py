@@ -35,13 +35,13 @@ def a_target() -> PreTrainedModel:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What every step was told; "auto" then takes the next of `TREES`, whatever that was."""
+def confidences(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The draft's confidence in every step; "auto" then takes the next of `TREES`, whatever that was."""
     calls, trees = [], itertools.cycle(TREES)
 
-    def refine(choice: AutoChoice, told: Any, most_nodes: int | None = None) -> TokenTree | DynamicTree | None:
-        calls.append(told)
-        choice._told, tree = told, next(trees)
+    def refine(choice: AutoChoice, confidences: Any, most_nodes: int | None = None) -> TokenTree | DynamicTree | None:
+        calls.append(confidences)
+        choice._confidences, tree = confidences, next(trees)
         if choice.tree is not None and (tree is None or most_nodes is None or tree.num_nodes <= most_nodes):
             choice.tree = tree
         return choice.tree
@@ -66,22 +66,22 @@ def chances_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Te
 
 @pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
 @torch.no_grad()
-def test_what_is_told(kind: str, told: list[Any]) -> None:
+def test_confidences(kind: str, confidences: list[Any]) -> None:
     target = a_target()
     drafter = RecordingBlockDrafter(tiny_block_head(target, **CONFIDENCE_KINDS[kind]))
     lengths = drafter.lengths  # calls draft with shallow copies
     ids = target.generate(
         **prompts(1, 9), do_sample=False, max_new_tokens=16, assistant_model=drafter, tree="auto", pad_token_id=0
     )
-    assert len(told) > 5
-    for length, its in zip(lengths, told, strict=True):
+    assert len(confidences) > 5
+    for length, its in zip(lengths, confidences, strict=True):
         expected = chances_from_scratch(drafter.head, target, ids[0, : length[0]])
         assert 0 < len(its[0]) <= len(expected)
         assert its[0] == pytest.approx(expected[: len(its[0])], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
-def test_greedy_texts_are_plain(kind: str, told: list[Any]) -> None:
+def test_greedy_texts_are_plain(kind: str, confidences: list[Any]) -> None:
     target = a_target()
     head, inputs = tiny_block_head(target, **CONFIDENCE_KINDS[kind]), prompts(3, 9, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=24)
@@ -89,15 +89,15 @@ def test_greedy_texts_are_plain(kind: str, told: list[Any]) -> None:
         **inputs, do_sample=False, max_new_tokens=24, pad_token_id=0, assistant_model=head, tree="auto"
     )
     assert text.tolist() == expected.tolist()
-    assert len(told) > 4 and metrics_of_last_call().num_drafts > 0
+    assert len(confidences) > 4 and metrics_of_last_call().num_drafts > 0
 
 
 @pytest.mark.parametrize("kind", ["markov"])
-def test_requests(kind: str, told: list[Any]) -> None:
+def test_requests(kind: str, confidences: list[Any]) -> None:
     target, batch = a_target(), ragged_prompts((5, 9, 2))
     head = tiny_block_head(target, **CONFIDENCE_KINDS[kind])
     outputs = target.generate_batch(batch, max_new_tokens=20, do_sample=False, assistant_model=head, tree="auto")
-    assert len(told) > 4
+    assert len(confidences) > 4
     for prompt, output in zip(batch, outputs.values(), strict=True):
         assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
 
@@ -132,15 +132,15 @@ def test_a_chosen_tree_stays_within_the_limit_of_a_step(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("verification", ["auto", "rejection"])
-def test_the_distribution_is_the_target_s(verification: Any, told: list[Any]) -> None:
+def test_the_distribution_is_the_target_s(verification: Any, confidences: list[Any]) -> None:
     head = tiny_block_head(the_target(), **CONFIDENCE_KINDS["markov"])
     config = SpeculativeConfig(tree="auto", verification=verification)
     assert fit_samples(config, head, "temperature").p_value > SIGNIFICANCE
-    assert told
+    assert confidences
 
 
-def test_a_head_without_confidence_is_not_asked(told: list[Any]) -> None:
+def test_a_head_without_confidence_is_not_asked(confidences: list[Any]) -> None:
     target = a_target()
     head = tiny_block_head(target, anchor_first=True)
     target.generate(**prompts(1, 9), do_sample=False, max_new_tokens=16, assistant_model=head, tree="auto")
-    assert not told
+    assert not confidences

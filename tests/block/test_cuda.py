@@ -83,7 +83,7 @@ def test_samples_of_whole_steps(kind: str, method: str) -> None:
 
 @pytest.mark.parametrize("draws", [True, False])
 def test_samples_of_shaped_trees(draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes chosen by what the head tells, filled with drawn tokens or with the best ones."""
+    """Nodes chosen by the head's confidence, filled with drawn tokens or with the best ones."""
     tree = TokenTree.parse("[(0,), (1,), (0,0), (0,1)]")
     monkeypatch.setattr(CandidateChoice, "_chosen", lambda choice: tree)
     monkeypatch.setattr(CandidateWays, "begin_step", lambda ways, tree: setattr(ways, "takes_best", not draws))

@@ -1,4 +1,4 @@
-"""Captured steps of "auto" that shape their trees by what a head tells of its acceptance."""
+"""Captured steps of "auto" that shape their trees by a head's confidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_specdec.drafters.growth import LikeliestNodes
 from hf_specdec.trees.auto_learning import Trust
 from hf_specdec.trees.auto_tables import AcceptanceTable, likeliest_paths
 from hf_specdec.trees.candidate_choice import CandidateChoice
-from hf_specdec.trees.told import Told, told_chances, wide_tree
+from hf_specdec.trees.confidence import RowOutcome, calibrated_chances, wide_tree
 
 
 CPU = torch.device("cpu")
@@ -65,10 +65,10 @@ def test_chances_are_those_of_the_host() -> None:
     trust, learnt = Trust(), some_chances(5, 3, 4)
     for is_hit in (True, False, True):
         trust.learn(0.9, 0.4, is_hit)
-    told = torch.tensor([[0.9, 0.2, 0.5], [0.0, 1.0, 0.4]])
-    found = told_chances(told, learnt, torch.tensor(trust.share), torch.tensor(trust.factor))
+    confidences = torch.tensor([[0.9, 0.2, 0.5], [0.0, 1.0, 0.4]])
+    found = calibrated_chances(confidences, learnt, torch.tensor(trust.share), torch.tensor(trust.factor))
     for row in range(2):
-        torch.testing.assert_close(found[row], torch.tensor(trust.chances(told[row].tolist(), learnt.tolist())))
+        torch.testing.assert_close(found[row], torch.tensor(trust.chances(confidences[row].tolist(), learnt.tolist())))
     assert (found[..., 1:] <= found[..., :-1] + 1e-7).all()
 
 
@@ -83,9 +83,9 @@ def test_what_was_not_drafted_does_not_count() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
-    """What steps were told, all of which take `TREE`, or a chain now and then."""
-    found: list[Told] = []
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[RowOutcome]:
+    """What came of steps, all of which take `TREE`, or a chain now and then."""
+    found: list[RowOutcome] = []
     goes_on = itertools.cycle((True, False))
     end_whole_step = CandidateChoice.end_whole_step
 
@@ -109,7 +109,7 @@ def a_target() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
-def test_greedy_texts_are_plain(kind: str, told: list[Told], steps: Steps) -> None:
+def test_greedy_texts_are_plain(kind: str, outcomes: list[RowOutcome], steps: Steps) -> None:
     target = a_target()
     head, inputs = tiny_block_head(target, **CONFIDENCE_KINDS[kind]), prompts(3, 9, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=24)
@@ -119,15 +119,15 @@ def test_greedy_texts_are_plain(kind: str, told: list[Told], steps: Steps) -> No
     )
     assert text.tolist() == expected.tolist()
     assert steps.captures == 2 and steps.replays > 4
-    assert len({row.offered[0] for row in told}) > 1  # trees differ from row to row
-    assert all(0.0 < chance < 1.0 for row in told for chance in row.chances)
+    assert len({row.offered[0] for row in outcomes}) > 1  # trees differ from row to row
+    assert all(0.0 < chance < 1.0 for row in outcomes for chance in row.chances)
 
 
-def test_requests(told: list[Told], steps: Steps) -> None:
+def test_requests(outcomes: list[RowOutcome], steps: Steps) -> None:
     target, batch = a_target(), ragged_prompts((5, 9, 2))
     head = tiny_block_head(target, **CONFIDENCE_KINDS["markov"])
     outputs = target.generate_batch(batch, max_new_tokens=20, do_sample=False, assistant_model=head, tree="auto")
-    assert told and steps.replays > 4
+    assert outcomes and steps.replays > 4
     for prompt, output in zip(batch, outputs.values(), strict=True):
         assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
 
@@ -143,9 +143,11 @@ def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
 @pytest.mark.parametrize(
     "kind, settings", [("markov", {}), ("plain", {}), ("rnn", {"draft_sampling": "greedy"})], ids=str
 )
-def test_samples_are_the_target_s(kind: str, settings: dict[str, Any], told: list[Told], steps: Steps) -> None:
+def test_samples_are_the_target_s(
+    kind: str, settings: dict[str, Any], outcomes: list[RowOutcome], steps: Steps
+) -> None:
     found = of_whole_steps(kind, **settings)
-    assert len({row.offered[0] for row in told}) > 1 and any(row.ranks for row in told)
+    assert len({row.offered[0] for row in outcomes}) > 1 and any(row.ranks for row in outcomes)
     assert found.p_value > SIGNIFICANCE, found
 
 

@@ -18,7 +18,7 @@ from support.parity import plain_text
 from support.sampling import a_head, expected_tokens, sampled_tokens, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.engine.captured.reshaping import offered_columns, read_told
+from hf_specdec.engine.captured.reshaping import offered_columns, read_row_outcome
 from hf_specdec.engine.tree_choice import _tree_of_ways
 from hf_specdec.states.kernel import MOST_NODES
 from hf_specdec.trees import AutoTree, Topology
@@ -26,7 +26,7 @@ from hf_specdec.trees.auto_learning import Ratio
 from hf_specdec.trees.auto_tables import AcceptanceTable
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_trees import CandidateTrees
-from hf_specdec.trees.told import Told
+from hf_specdec.trees.confidence import RowOutcome
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -48,10 +48,10 @@ def test_what_was_offered_is_reported() -> None:
         depth, accepted = 7, len(path) - 1
         padded = torch.tensor([path + [0] * (depth + 1 - len(path))])
         columns = offered_columns(padded, topology.parents, usable)[0].tolist()
-        told = read_told(columns, depth, accepted, is_told=False)
+        outcomes = read_row_outcome(columns, depth, accepted, has_confidence=False)
         below = [[child for child in topology.children_of(0, node) if child < 7] for node in path]
-        assert told.chances == [] and told.offered == [len(children) for children in below]
-        assert told.ranks == [children.index(node) for children, node in zip(below, path[1:], strict=False)]
+        assert outcomes.chances == [] and outcomes.offered == [len(children) for children in below]
+        assert outcomes.ranks == [children.index(node) for children, node in zip(below, path[1:], strict=False)]
 
 
 def test_candidates_have_the_drafter_s_own_tree() -> None:
@@ -104,11 +104,13 @@ def test_a_dynamic_tree_is_taken_where_it_accepts_more(is_better: bool) -> None:
             tree: Any = choice.begin_step(100)
             rows = [] if tree is None else [ranks_of(tree) for _ in range(8)]
             offered = [2] * 4 if is_better else [2, 0]
-            told = [Told([], offered[: len(row) + 1], row) for row in rows] if isinstance(tree, DynamicTree) else []
+            outcomes = (
+                [RowOutcome([], offered[: len(row) + 1], row) for row in rows] if isinstance(tree, DynamicTree) else []
+            )
             paths = rows
             if isinstance(tree, TokenTree):
                 paths = [[tree.paths.index(tuple(row[:n])) + 1 for n in range(1, len(row) + 1)] for row in rows]
-            choice.end_whole_step(tree, paths, 1.0 if tree is None else 1.1, told=told)
+            choice.end_whole_step(tree, paths, 1.0 if tree is None else 1.1, outcomes=outcomes)
             taken.append(tree)
     share = sum(isinstance(tree, DynamicTree) for tree in taken[300:]) / 300
     assert share > 0.8 if is_better else share < 0.3
@@ -133,8 +135,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
-    found: list[Told] = []
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[RowOutcome]:
+    found: list[RowOutcome] = []
     end = CandidateChoice.end_whole_step
 
     def noted(self: CandidateChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
@@ -148,7 +150,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_batch"])
-def test_greedy_texts_are_plain(path: str, steps: Steps, told: list[Told]) -> None:
+def test_greedy_texts_are_plain(path: str, steps: Steps, outcomes: list[RowOutcome]) -> None:
     target = tiny_model("llama", seed=1, dtype=torch.float32)
     head, inputs = tiny_head(target, default_tree=OWN), prompts(3, 9)
     expected = plain_text(target, inputs, max_new_tokens=24)
@@ -163,13 +165,13 @@ def test_greedy_texts_are_plain(path: str, steps: Steps, told: list[Told]) -> No
             for ids, output in zip(inputs["input_ids"].tolist(), outputs.values(), strict=True)
         ]
     assert text == expected.tolist()
-    assert steps.replays > 4 and any(row.ranks for row in told) and len({row.offered[0] for row in told}) >= 1
+    assert steps.replays > 4 and any(row.ranks for row in outcomes) and len({row.offered[0] for row in outcomes}) >= 1
 
 
-def test_samples_are_the_target_s(steps: Steps, told: list[Told]) -> None:
+def test_samples_are_the_target_s(steps: Steps, outcomes: list[RowOutcome]) -> None:
     target = copy.deepcopy(the_target()).float()
     head = copy.deepcopy(a_head(None))
     head.config.default_tree = dataclasses.asdict(OWN)
     tokens = sampled_tokens(target, head, SpeculativeConfig(tree="auto", cuda_graphs=True), 1_000)
     found = fit(tokens, expected_tokens("plain"))
-    assert any(row.ranks for row in told) and found.p_value > SIGNIFICANCE, found
+    assert any(row.ranks for row in outcomes) and found.p_value > SIGNIFICANCE, found

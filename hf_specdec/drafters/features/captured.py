@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...trees import DraftTree, DynamicTree, TokenTree
-from ...trees.told import Belief, told_chances, wide_tree
+from ...trees.confidence import Calibration, calibrated_chances, wide_tree
 from ..base import DraftRequest
 from ..captured import GrowingDraft
 from ..growth import LikeliestNodes, Warp
@@ -28,8 +28,8 @@ class CapturedFeatures(GrowingDraft):
         self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
     ):
         self._likeliest: LikeliestNodes | None = None
-        if asked is not None and asked.belief is not None and isinstance(tree, TokenTree):
-            learnt = asked.belief().learnt[: tree.depth]
+        if asked is not None and asked.calibration is not None and isinstance(tree, TokenTree):
+            learnt = asked.calibration().learnt[: tree.depth]
             wide = wide_tree(tree, min(len(learnt[0]), drafting.drafter.num_tokens))
             self._likeliest = LikeliestNodes(wide, tree.num_nodes, len(learnt[0]), rows.device)
             self._learnt = torch.zeros(len(learnt), len(learnt[0]), device=rows.device)
@@ -53,17 +53,17 @@ class CapturedFeatures(GrowingDraft):
         root_logits = drafter.begin_tree(states, rows.roots, self.tree.depth)
         chances = None
         if self._likeliest is not None:  # before any child is drawn
-            self.told = told = drafter.confidence(root_logits, rows.roots, is_quick=True).nan_to_num()
-            chances = told_chances(told, self._learnt, *self._trust)
+            self.confidences = confidences = drafter.confidence(root_logits, rows.roots, is_quick=True).nan_to_num()
+            chances = calibrated_chances(confidences, self._learnt, *self._trust)
         limits = rows.limits(drafter.target_ids, drafter.request.vocab_size)
         draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp, limits=limits)
         if self._likeliest is not None and chances is not None:
             draft = self._likeliest.of(draft, chances)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
 
-    def load_belief(self, belief: Belief) -> None:
-        self._learnt.copy_(torch.tensor(belief.learnt[: len(self._learnt)], device="cpu"), non_blocking=True)
-        self._trust.copy_(torch.tensor([belief.share, belief.factor], device="cpu"), non_blocking=True)
+    def load_calibration(self, calibration: Calibration) -> None:
+        self._learnt.copy_(torch.tensor(calibration.learnt[: len(self._learnt)], device="cpu"), non_blocking=True)
+        self._trust.copy_(torch.tensor([calibration.share, calibration.factor], device="cpu"), non_blocking=True)
 
     def read(
         self,

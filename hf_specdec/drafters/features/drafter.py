@@ -172,8 +172,8 @@ class FeatureDrafter(Drafter):
         levels = min(max(room), depth + DEEPER) if is_refined else depth
         root_logits = self.begin_tree(self.root_states, roots, levels)
         if refine is not None and is_refined:
-            told = self.confidence(root_logits, roots).tolist()
-            refined = refine({row: its for row, its in enumerate(told) if room[row] > 0})
+            confidences = self.confidence(root_logits, roots).tolist()
+            refined = refine({row: its for row, its in enumerate(confidences) if room[row] > 0})
             if refined is None:
                 return DraftTree.empty(sequences.batch_size, sequences.device)
             depth = min(levels, refined.depth)

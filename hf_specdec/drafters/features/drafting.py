@@ -194,7 +194,7 @@ class FeatureDrafting(CachedDrafting):
     most_levels = PendingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
-    def tells(self) -> bool:  # type: ignore[override]
+    def has_confidence(self) -> bool:  # type: ignore[override]
         return self.drafter.has_confidence
 
     def catch_up(self, requests: list[Request], most: int) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...trees import DynamicTree, TokenTree
-from ...trees.told import Told
+from ...trees.confidence import RowOutcome
 from ...verification import DraftTemperature, Walk
 from .constraining import constrained
 from .drawing import mean_overlaps
-from .reshaping import num_columns, read_told
+from .reshaping import num_columns, read_row_outcome
 from .walks import error_of
 
 
@@ -46,7 +46,7 @@ class StepPart:
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose pending features an EAGLE head reads in this step.
         was_deferred (`bool`): whether rows lost their trees in this step because the head must read first.
-        shapes (`bool`): whether the tree's nodes are chosen by what the draft tells of its acceptance.
+        shapes (`bool`): whether the tree's nodes are chosen by the draft's confidence.
         reports_ranks (`bool`): whether the step reports what was offered on the accepted path; see `DraftRequest`.
         wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
         step (`InFlightStep`, *optional*): the captured step that was launched for them.
@@ -64,11 +64,11 @@ class StepPart:
     wanted: StepKey | None = None
     step: InFlightStep | None = None
 
-    def load_belief(self) -> None:
-        """Loads how the step that runs the part reads what the draft tells."""
-        belief = self.groups[0].asked.belief if self.shapes else None
-        if belief is not None and self.step is not None:
-            self.step.draft.load_belief(belief())
+    def load_calibration(self) -> None:
+        """Loads how the step that runs the part reads the draft's confidence."""
+        calibration = self.groups[0].asked.calibration if self.shapes else None
+        if calibration is not None and self.step is not None:
+            self.step.draft.load_calibration(calibration())
 
     def of(self, rows: list[int]) -> list[Request]:
         """The requests of some of its rows."""
@@ -130,7 +130,7 @@ class Outcome:
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read pending features in the step for later trees.
         was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
-        told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it, where the step's
+        row_outcomes (`dict[int, RowOutcome]`): by row the draft's confidence, and what came of it, where the step's
             own choice of nodes makes this worth a report.
         learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
         logprobs (`dict[int, list[TokenLogprob]]`): by row, those of the tokens of requests that ask for them.
@@ -148,7 +148,7 @@ class Outcome:
     captured: bool = False
     only_read: bool = False
     was_deferred: bool = False
-    told: dict[int, Told] = field(default_factory=dict)
+    row_outcomes: dict[int, RowOutcome] = field(default_factory=dict)
     learnt: set[DraftTemperature] = field(default_factory=set)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class Outcome:
         report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
         self.came_at = time.perf_counter()
         logprobs = part.step.logprobs()
-        told = slice(2 * new, 2 * new + (num_columns(new - 1, part.shapes) if part.reports_ranks else 0))
+        columns = slice(2 * new, 2 * new + (num_columns(new - 1, part.shapes) if part.reports_ranks else 0))
         for place, (row, (accepted, drafted, is_nan, *rest)) in enumerate(zip(part.rows, report, strict=False)):
             if row in self.left_out:
                 if is_nan:
@@ -182,9 +182,11 @@ class Outcome:
             if row in were_drafted:
                 self.drafted[row] = drafted
                 if part.reports_ranks and accepted >= 0:
-                    self.told[row] = read_told(rest[told], new - 1, max(len(found) - 1, 0), part.shapes)
+                    self.row_outcomes[row] = read_row_outcome(
+                        rest[columns], new - 1, max(len(found) - 1, 0), part.shapes
+                    )
         if part.draws:
-            overlaps = {row: of_row[3 + told.stop :] for row, of_row in zip(part.rows, report, strict=False)}
+            overlaps = {row: of_row[3 + columns.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)
 
     def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:

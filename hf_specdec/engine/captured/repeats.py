@@ -57,7 +57,7 @@ class Repeats:
         for one, end in zip(self._own, self._ends(), strict=True):
             self._target.cache.pool.reserve(one.table, end)
         self.step.load_changes(self._own, self.part.draft_temperature)
-        self.part.load_belief()
+        self.part.load_calibration()
         self.step.launch()
 
     def count_drafts(self, outcome: Outcome) -> None:

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import torch
 
-from ...trees.told import Told
+from ...trees.confidence import RowOutcome
 
 
 _UNIT = 2**30
 """Factor by which chances are scaled to integers for a report."""
 
 
-def num_columns(depth: int, is_told: bool) -> int:
+def num_columns(depth: int, has_confidence: bool) -> int:
     """Columns of `offered_columns`, and of the draft's estimates before them if there are any."""
-    return 2 * depth + 1 + (depth if is_told else 0)
+    return 2 * depth + 1 + (depth if has_confidence else 0)
 
 
-def told_columns(told: torch.Tensor) -> torch.Tensor:
+def confidence_columns(confidences: torch.Tensor) -> torch.Tensor:
     """The draft's estimates, `[rows, depth]`, as columns of a report."""
-    return (told * _UNIT).long()
+    return (confidences * _UNIT).long()
 
 
 def offered_columns(path: torch.Tensor, parents: torch.Tensor, usable: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,8 @@ def offered_columns(path: torch.Tensor, parents: torch.Tensor, usable: torch.Ten
     return torch.cat([children.sum(dim=2), before.sum(dim=2)], dim=1)
 
 
-def read_told(columns: Sequence[int], depth: int, accepted: int, is_told: bool) -> Told:
+def read_row_outcome(columns: Sequence[int], depth: int, accepted: int, has_confidence: bool) -> RowOutcome:
     """What the columns of a row say."""
-    chances = [chance / _UNIT for chance in columns[:depth]] if is_told else []
+    chances = [chance / _UNIT for chance in columns[:depth]] if has_confidence else []
     offered, ranks = columns[len(chances) :][: depth + 1], columns[len(chances) + depth + 1 :]
-    return Told(chances, list(offered[: accepted + 1]), list(ranks[:accepted]))
+    return RowOutcome(chances, list(offered[: accepted + 1]), list(ranks[:accepted]))

@@ -235,7 +235,7 @@ class DeviceSteps:
             if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
                 return None
             asked = group.asked
-            key = plan.tree, plan.draws_children, asked.belief is not None, asked.reports_ranks
+            key = plan.tree, plan.draws_children, asked.calibration is not None, asked.reports_ranks
             part = parts.setdefault(key, StepPart(requests, *key[:2], shapes=key[2], reports_ranks=key[3]))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
@@ -272,7 +272,7 @@ class DeviceSteps:
         part.wanted = StepKey(kind, size)
         step = part.step = self._step_for(part.wanted, part, values)
         if step is not None:
-            part.load_belief()
+            part.load_calibration()
             step.launch()
         return step
 

@@ -18,7 +18,7 @@ from .captured import CapturedStep
 from .forcing import force
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun
 from .reports import Reports
-from .reshaping import num_columns, offered_columns, told_columns
+from .reshaping import confidence_columns, num_columns, offered_columns
 from .rows import RowValues, StepSize
 from .walks import RowWalks
 
@@ -41,7 +41,7 @@ class StepKind:
         has_seeds (`bool`): whether rows may have a seed of their own.
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
         processing (`frozenset[str]`): what rows do beside temperature, top-k and top-p; see `Warpers.kinds`.
-        shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
+        shapes (`bool`): whether the nodes of the tree are chosen by the draft's confidence.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
         has_grammars (`bool`): whether rows may have a grammar: tokens that it asks for are forced, and the logits of
             the accepted path are kept.
@@ -209,7 +209,7 @@ class InFlightStep(CapturedStep):
         accepted = self._walks.checked(highest, path, accepted, compiled)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self.kind.reports_ranks:
-            report += [] if self.draft.told is None else [told_columns(self.draft.told)]
+            report += [] if self.draft.confidences is None else [confidence_columns(self.draft.confidences)]
             report.append(offered_columns(path, topology.parents, usable))
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
@@ -250,7 +250,7 @@ class InFlightStep(CapturedStep):
         report of each row, a list of integers: the number of accepted nodes (-1
         for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
         nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; where the step
-        chose the tree's nodes, `told_columns` and `offered_columns`; and where children were drawn,
+        chose the tree's nodes, `confidence_columns` and `offered_columns`; and where children were drawn,
         `Drawing.reported_overlaps`.
         """
         return self._reports.read()

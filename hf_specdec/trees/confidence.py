@@ -1,4 +1,4 @@
-"""What a draft tells of a step at hand, joined with what was learnt of earlier ones."""
+"""A draft's confidence in a step at hand, joined with what was learnt of earlier ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_CHANCE, MOST_CHANCE = 0.02, 0.97
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
+class Calibration:
     """
     How a draft's estimates of its acceptance are read.
 
@@ -31,9 +31,9 @@ class Belief:
     factor: float
 
 
-class Told(NamedTuple):
+class RowOutcome(NamedTuple):
     """
-    What a draft told of its acceptance in a row of a step, and what came of it; or of a dynamic tree what came of it.
+    The draft's confidence in a row of a step, and what came of it; or of a dynamic tree what came of it.
 
     Args:
         chances (`list[float]`): the draft's estimate for the best child of every level; none of a dynamic tree.
@@ -46,19 +46,20 @@ class Told(NamedTuple):
     ranks: list[int]
 
 
-def told_chances(
-    told: torch.Tensor, learnt: torch.Tensor, share: torch.Tensor | float, factor: torch.Tensor | float
+def calibrated_chances(
+    confidences: torch.Tensor, learnt: torch.Tensor, share: torch.Tensor | float, factor: torch.Tensor | float
 ) -> torch.Tensor:
     """
     Acceptance probabilities in the step at hand, `[rows, depth, ranks]`: those learnt, with the best child's by its
     estimate. The other children share what it leaves as they do by `learnt`, so that none rises above it.
 
     Args:
-        told (`torch.Tensor` of shape `[rows, depth]`): the draft's estimate for the best child of each level.
-        learnt (`torch.Tensor` of shape `[depth, ranks]`), share, factor (`torch.Tensor` or `float`): see `Belief`.
+        confidences (`torch.Tensor` of shape `[rows, depth]`): the draft's estimate for the best child of each level.
+        learnt (`torch.Tensor` of shape `[depth, ranks]`), share, factor (`torch.Tensor` or `float`): see
+            `Calibration`.
     """
     usual = learnt[:, 0]
-    best = share * (told * factor).clamp(LEAST_CHANCE, MOST_CHANCE) + (1.0 - share) * usual
+    best = share * (confidences * factor).clamp(LEAST_CHANCE, MOST_CHANCE) + (1.0 - share) * usual
     scale = torch.minimum((1.0 - best) / (1.0 - usual), best / usual)
     chances = torch.cat([best[..., None], scale[..., None] * learnt[:, 1:]], dim=-1)
     return torch.where(((usual > 0.0) & (usual < 1.0))[:, None], chances, learnt)
@@ -75,7 +76,7 @@ tree has the likeliest nodes.
 def wide_tree(tree: TokenTree, max_children: int) -> TokenTree:
     """
     The nodes of `tree`, and of the best trees of as many nodes and levels for drafts that are less and more certain:
-    those among which a step chooses by what its draft tells.
+    those among which a step chooses by its draft's confidence.
     """
     found = dict.fromkeys(tree.paths)
     drafts = [AcceptanceTable(tree.depth, max_children, (best,)).chances() for best in CERTAINTIES]
