@@ -6,6 +6,7 @@ The rest of the library asks here and compares no versions itself.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 from packaging import version
 from transformers import cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.logits_process import SequenceBiasLogitsProcessor
 from transformers.generation.utils import GenerationMixin
 from transformers.utils import logging
 
@@ -151,3 +153,14 @@ def block_size_of(config: Any) -> int:
     """Slots per block that a `ContinuousBatchingConfig` names: `block_size` in 5.17, `page_size` in newer releases."""
     size: int = config.page_size if getattr(config, "block_size", None) is None else config.block_size
     return size
+
+
+# ---------------------------------------------------------------------------------------------------------- processors
+
+
+@functools.cache
+def biases_whole_texts() -> bool:
+    """Whether `sequence_bias` applies to a text that is a sequence but for its last token, and nothing before it."""
+    scores = torch.zeros(1, 2, device="cpu")
+    found = SequenceBiasLogitsProcessor({(1, 1): 1.0})(torch.ones(1, 1, dtype=torch.long, device="cpu"), scores)
+    return bool(found[0, 1])

@@ -248,6 +248,7 @@ def test_compiled_steps(
         {"top_p": 0.8},
         {"min_p": 0.1},
         ALL_SETTINGS["all filters"] | {"suppress_tokens": [4]},
+        ALL_SETTINGS["biases"] | {"temperature": 1.5},
     ],
     ids=str,
 )
@@ -280,7 +281,7 @@ def test_whole_steps_that_draw(options: dict[str, Any], drawn: dict[str, Any]) -
         if len(chosen) < 2000:
             continue
         with torch.no_grad():
-            expected = warpers(None, target(chosen[:1, :5]).logits[:, -1].float())[0].softmax(-1)
+            expected = warpers(chosen[:1, :5], target(chosen[:1, :5]).logits[:, -1].float())[0].softmax(-1)
         counts = torch.bincount(chosen[:, 5], minlength=12) / len(chosen)
         assert (counts - expected).abs().sum() / 2 < 5 * (12 / (6.28 * len(chosen))) ** 0.5
 

@@ -182,6 +182,7 @@ class Admission:
             seed,
             prepared.clock,
             logprobs,
+            self.model.config.get_text_config(decoder=True).vocab_size,
         )
         with self._beside_steps():
             request = Request(

@@ -69,6 +69,8 @@ class RequestOptions:
         seed (`int`, *optional*): makes the request's draws the same whatever else runs.
         clock (`MaxTimeCriteria`, *optional*): the one of `criteria` whose time begins when the request is admitted.
         logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
+        vocab_size (`int`, *optional*): number of the target's tokens.
+        padding (`int`): tokens before the row's text that processors see, and a captured step does not.
     """
 
     processors: LogitsProcessorList
@@ -78,6 +80,8 @@ class RequestOptions:
     seed: int | None = None
     clock: MaxTimeCriteria | None = None
     logprobs: LogprobOptions | None = None
+    vocab_size: int | None = None
+    padding: int = 0
 
     @cached_property
     def processors_key(self) -> Hashable:
@@ -100,8 +104,8 @@ class RequestOptions:
             one.for_row() if isinstance(one, GrammarMask) else without_padding(one, row, padding)
             for one in self.processors
         ]
-        is_same = all(one is other for one, other in zip(own, self.processors, strict=True))
-        return self if is_same else replace(self, processors=LogitsProcessorList(own))
+        is_same = not padding and all(one is other for one, other in zip(own, self.processors, strict=True))
+        return self if is_same else replace(self, processors=LogitsProcessorList(own), padding=padding)
 
     def verifier(self, is_drawn: bool) -> Verifier:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
@@ -123,7 +127,8 @@ class RequestOptions:
         the host sees to it after the step, which is exact where no filter comes after the mask, and tells nothing of
         log-probabilities.
         """
-        warpers = Warpers.of(LogitsProcessorList(one for one in self.processors if one is not self.grammar))
+        others = LogitsProcessorList(one for one in self.processors if one is not self.grammar)
+        warpers = Warpers.of(others, self.vocab_size, self.padding)
         if warpers is None or (warpers.of_draws and not self.do_sample):
             return None
         is_free = not self.do_sample or (self.seed is None and warpers.of_draws <= {"temperature"})

@@ -59,7 +59,9 @@ class CallArguments:
     def options(self) -> RequestOptions:
         """The decoding options of the rows."""
         do_sample = bool(self.generation_config.do_sample)
-        return RequestOptions(self.logits_processor, self.stopping_criteria, do_sample, self.plan)
+        size = self.model.config.get_text_config(decoder=True).vocab_size
+        processors, criteria = self.logits_processor, self.stopping_criteria
+        return RequestOptions(processors, criteria, do_sample, self.plan, vocab_size=size)
 
     @cached_property
     def visible(self) -> torch.Tensor | None:

@@ -3,72 +3,74 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors_of
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from .biases import BIASES_BY, ENDINGS, MOST_BEFORE, Bias, RowBiasList, kinds_of
 from .filters import AFTER, BEFORE, OFF, TOP_H_CANDIDATES
 from .penalties import OccurrencePenalty
 
 
-HIDDEN_TOKENS, PENALTIES = "hidden_tokens", "penalties"
-"""What `Warpers.kinds` calls tokens that are hidden whatever their scores are, and penalties of a text's tokens."""
+PENALTIES, NGRAMS = "penalties", "ngrams"
+"""What `Warpers.kinds` calls penalties of a text's tokens, and n-grams that may not come again."""
+TEXTS = frozenset({PENALTIES, NGRAMS, ENDINGS})
+"""Kinds that look at the tokens of texts."""
 _UNPENALISED = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "counts_from": 0}
+_EARLY = _UNPENALISED | {"no_repeat_ngram_size": 0}
 RENORMALIZES = "renormalize_logits"
 """A warper that leaves p as it is."""
-MOST_HIDDEN = 32
-"""Most tokens that a row of a captured step hides by their ids."""
-FOR_EVER = sys.maxsize
-NONE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | OFF | _UNPENALISED
+NONE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | OFF | _EARLY
 """
 Values of a row without warpers, by name: options of `generate` and of requests, and the first token that presence and
 frequency penalties count.
 """
-INTEGERS = ("top_k", "counts_from")
-
-
-class Hidden(NamedTuple):
-    """A token that is hidden as long as the text has `first` tokens or more, and fewer than `end`."""
-
-    token: int
-    first: int
-    end: int
+INTEGERS = ("top_k", "counts_from", "no_repeat_ngram_size")
 
 
 @dataclass(frozen=True)
 class Warpers:
     """
-    What a request's processors do that captured steps can do, too: penalties first, then tokens are hidden.
+    What a request's processors do that captured steps can do, too, in this order: finite biases, penalties, n-grams,
+    tokens that are forced, tokens that are hidden, and the values that say how a token is drawn.
 
     Args:
         values (`dict[str, float]`): values by name, for the processors among those of `NONE`.
-        hidden (`tuple[Hidden, …]`): tokens that are hidden whatever their scores are.
+        biases (`tuple[Bias, …]`): what is added to the scores of tokens.
     """
 
     values: dict[str, float]
-    hidden: tuple[Hidden, ...] = ()
+    biases: tuple[Bias, ...] = ()
 
     @classmethod
-    def of(cls, processors: LogitsProcessorList) -> Warpers | None:
+    def of(cls, processors: LogitsProcessorList, vocab_size: int | None = None, padding: int = 0) -> Warpers | None:
         """
         The warpers of a call's logits processors; None if other processors, options or another order are among them.
+
+        Args:
+            vocab_size (`int`, *optional*): number of the target's tokens. What names others is left to transformers,
+                which refuses some of it.
+            padding (`int`): tokens before the row's text that its processors count, and captured steps do not have.
         """
         values: dict[str, float] = {}
-        hidden: list[Hidden] = []
+        biases = RowBiasList(padding)
         for processor in processors:
             kind = type(processor)
-            is_early = values.keys() <= _UNPENALISED.keys()  # penalties do nothing to a hidden token
-            if kind in _HIDDEN_BY and is_early:
-                hidden += _HIDDEN_BY[kind](processor)
+            is_early = values.keys() <= _EARLY.keys()
+            if kind in BIASES_BY:
+                if not is_early or not biases.take(processor, is_first=not values, vocab_size=vocab_size):
+                    return None
             elif kind is RepetitionPenaltyLogitsProcessor and not values and not _ignores_tokens(processor):
                 values["repetition_penalty"] = processor.penalty
+            elif kind is NoRepeatNGramLogitsProcessor and is_early and "no_repeat_ngram_size" not in values:
+                values["no_repeat_ngram_size"] = processor.ngram_size
+                if padding or processor.ngram_size > MOST_BEFORE + 1:
+                    return None
             elif kind is OccurrencePenalty and is_early and "counts_from" not in values:
                 values["presence_penalty"], values["frequency_penalty"] = processor.presence, processor.frequency
                 values["counts_from"] = processor.prompt_length
@@ -77,22 +79,26 @@ class Warpers:
                 values[_NAMES[kind]] = value.item() if isinstance(value, torch.Tensor) else value
             else:
                 return None
-        hidden = _joined(hidden)
-        return cls(values, tuple(hidden)) if len(hidden) <= MOST_HIDDEN else None
+            if biases.has_forced and kind in _BEFORE_FORCED:
+                return None
+        found = biases.joined()
+        return None if found is None else cls(values, found)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
         """What the steps of the request do beside temperature, top-k and top-p, by name."""
-        found = self.values.keys() & OFF.keys()
-        found |= {HIDDEN_TOKENS} if self.hidden else set()
-        return frozenset(found | ({PENALTIES} if self.values.keys() & _UNPENALISED.keys() else set()))
+        found = (self.values.keys() & OFF.keys()) | kinds_of(self.biases)
+        found |= {PENALTIES} if self.values.keys() & _UNPENALISED.keys() else set()
+        return frozenset(found | ({NGRAMS} if "no_repeat_ngram_size" in self.values else set()))
 
     @cached_property
     def of_draws(self) -> frozenset[str]:
         """Names of the values that say how a token is drawn: greedy requests have none."""
-        return frozenset(self.values.keys() - _UNPENALISED.keys())
+        return frozenset(self.values.keys() - _EARLY.keys())
 
 
+_BEFORE_FORCED = (RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor, OccurrencePenalty)
+"""Processors that would change the score of a token that one before them has forced."""
 _ORDER = {n: place for place, n in enumerate(("temperature", *BEFORE, "top_k", "top_p", *AFTER, RENORMALIZES))}
 _NAMES = {
     getattr(processors_of, kind): name
@@ -131,39 +137,8 @@ def _is_plain(processor: Any) -> bool:
     )
 
 
-def _ends_until(length: Callable[[Any], int]) -> Callable[[Any], list[Hidden]]:
-    """End tokens of a processor, hidden in shorter texts."""
-    return lambda processor: [Hidden(token, 0, length(processor)) for token in processor.eos_token_id.tolist()]
-
-
-def _suppressed(processor: Any) -> list[Hidden]:
-    return [Hidden(token, 0, FOR_EVER) for token in processor.suppress_tokens.tolist()]
-
-
-def _suppressed_at_begin(processor: Any) -> list[Hidden]:
-    begin = processor.begin_index
-    return [Hidden(token, begin, begin + 1) for token in processor.begin_suppress_tokens.tolist()]
-
-
-_HIDDEN_BY: dict[type, Callable[[Any], list[Hidden]]] = {
-    processors_of.SuppressTokensLogitsProcessor: _suppressed,
-    processors_of.SuppressTokensAtBeginLogitsProcessor: _suppressed_at_begin,
-    processors_of.MinLengthLogitsProcessor: _ends_until(lambda processor: processor.min_length),
-    processors_of.MinNewTokensLengthLogitsProcessor: _ends_until(
-        lambda processor: processor.prompt_length_to_skip + processor.min_new_tokens
-    ),
-}
-
-
-def _joined(hidden: list[Hidden]) -> list[Hidden]:
-    """Hidden tokens, with one entry for those of a token and a beginning: both minimum lengths hide the end tokens."""
-    ends: dict[tuple[int, int], int] = {}
-    for token, first, end in hidden:
-        ends[token, first] = max(ends.get((token, first), 0), end)
-    return [Hidden(token, first, end) for (token, first), end in ends.items() if token >= 0 and first < end]
-
-
 _COUNTS = {
+    processors_of.ForcedEOSTokenLogitsProcessor: "max_length",
     processors_of.MinLengthLogitsProcessor: "min_length",
     processors_of.MinNewTokensLengthLogitsProcessor: "prompt_length_to_skip",
     processors_of.SuppressTokensAtBeginLogitsProcessor: "begin_index",

@@ -274,6 +274,7 @@ def test_whole_steps(kind: str, sampling: str) -> None:
     elif sampling == "processors":
         hidden = {"min_new_tokens": 12, "suppress_tokens": [5, 9]}
         own = [hidden, hidden | {"min_p": 0.05}, {"typical_p": 0.8}, {"top_h": 0.9, "epsilon_cutoff": 0.01}, {}]
+        own += [{"sequence_bias": [[[5], 1.0], [[9], 1.0], [[5, 9], -2.0]], "no_repeat_ngram_size": 3}]
         options = [
             {"do_sample": seed % len(own) > 0, "seed": seed} | own[seed % len(own)] for seed, _ in enumerate(prompts)
         ]

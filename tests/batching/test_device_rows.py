@@ -13,7 +13,10 @@ from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize
 from hf_specdec.engine.request import Request
 from hf_specdec.verification import Verifier
-from hf_specdec.verification.device_warpers import MOST_HIDDEN
+from hf_specdec.verification.biases import BIASES, ENDINGS, HIDDEN_TOKENS
+
+
+ALL = (HIDDEN_TOKENS, BIASES, ENDINGS)
 
 
 @pytest.mark.parametrize("lag", [1, 4])
@@ -22,7 +25,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
     draws, pool, size = random.Random(0), BlockPool(40, 4), StepSize(rows=6, blocks=10, depth=2, lag=lag)
     own, names = [], iter(range(10**6))
-    rows = InFlightRows(size, torch.device("cpu"), 0, most_hidden=MOST_HIDDEN)
+    rows = InFlightRows(size, torch.device("cpu"), 0, processing=ALL)
 
     def new_request() -> Request:
         options = draws.choice(
@@ -30,6 +33,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
                 {"do_sample": False},
                 {"do_sample": True, "temperature": 0.5, "top_k": 7},
                 {"do_sample": True, "min_p": 0.1, "min_new_tokens": 4, "suppress_tokens": [3, 4]},
+                {"sequence_bias": [[[5], 2.0], [[6, 7], -1.0]], "bad_words_ids": [[draws.randint(3, 60)]]},
             ]
         )
         prompt = [draws.randint(3, 60) for _ in range(draws.randint(5, 20))]
@@ -53,7 +57,8 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
         values = RowValues([Verifier.GREEDY] * len(loaded), *[counts] * 6, draft_temperature=[1.0] * len(loaded))
-        fresh = InFlightRows(size, torch.device("cpu"), 0, most_hidden=MOST_HIDDEN)
+        fresh = InFlightRows(size, torch.device("cpu"), 0, processing=ALL)
         for one in (rows, fresh):
             one.load(loaded, values)
-        assert torch.equal(rows._buffer._on_device, fresh._buffer._on_device)
+        for one, other in ((rows, fresh), (rows.biases, fresh.biases)):
+            assert torch.equal(one._buffer._on_device, other._buffer._on_device)

@@ -76,7 +76,7 @@ def test_custom_processors_and_drafters_run_on_the_host(runs: list[InFlightStep]
     draft, prompts = noisy_copy(target, 0.05), ragged_prompts((5, 6))
     halves = LogitsProcessorList([lambda ids, scores: scores / 2])
     for assistant, options in (
-        (draft, {"no_repeat_ngram_size": 2}),
+        (draft, {"encoder_repetition_penalty": 1.3}),
         (draft, {"logits_processor": halves}),
         (Mine(draft), {}),
         (NgramDraft(min_ngram=1), {}),

@@ -36,10 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "by rejection": WARPED | {"top_k": 0, "top_p": 1.0},
     "filtered": WARPED | {"repetition_penalty": 0.8, "min_p": 0.02},
     "penalised": {"repetition_penalty": 1.4, "suppress_tokens": [*range(30, 40)]},
-}
-ON_THE_HOST: dict[str, dict[str, Any]] = {
-    "no pairs": {"no_repeat_ngram_size": 2},
-    "sampled, no pairs": WARPED | {"no_repeat_ngram_size": 2, "min_p": 0.02},
+    "biased": {"sequence_bias": [[[5], 2.0], [[9], 1.5], [[9, 5], -3.0]], "no_repeat_ngram_size": 2},
 }
 ASKED = ((4, "raw"), (0, "processed"), (3, "processed"), (None, None), (20, "raw"))
 """Number of best tokens and mode of each prompt's request."""
@@ -77,7 +74,7 @@ def outputs_of(kinds: dict[str, Any], draft: Any, tree: Any, **limit: Any) -> li
 @pytest.mark.smoke
 @pytest.mark.parametrize("tree", [IRREGULAR, TokenTree.chain(3), None], ids=["tree", "chain", "off"])
 def test_steps_on_the_host(tree: Any) -> None:
-    for output, *asked in outputs_of(KINDS | ON_THE_HOST, noisy_copy(target(), 0.05), tree):
+    for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), tree):
         check(target(), output, *asked)
 
 

@@ -54,7 +54,8 @@ def random_request(choice: random.Random, vocab_size: int) -> tuple[list[int], d
     prompt = [choice.randrange(3, vocab_size) for _ in range(choice.choice([1, 2, 5, 9, 20]))]
     options: dict[str, Any] = {"max_new_tokens": choice.choice([1, 2, 5, 12, 25, 40])}
     if choice.random() < 0.2:
-        options |= choice.choice([{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}])  # one for the host
+        host = {"encoder_repetition_penalty": 1.3}
+        options |= choice.choice([{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}, host])
     if choice.random() < 0.2:
         least = choice.choice([0, min(options["max_new_tokens"], 9)])
         options |= {"eos_token_id": choice.randrange(3, vocab_size), "min_new_tokens": least}
@@ -101,6 +102,6 @@ def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
         if not own.get("do_sample"):
             assert output.generated_tokens == text_alone(target, prompt, **options)
     assert sum(len(output.generated_tokens) for output in outputs) == manager.engine.num_tokens_generated
-    by_host = any("no_repeat_ngram_size" in options for _, options, _ in requests)
+    by_host = any("encoder_repetition_penalty" in options for _, options, _ in requests)
     assert runs or by_host or all(options["max_new_tokens"] == 1 for _, options, _ in requests)
     assert_nothing_left(manager)

@@ -144,7 +144,7 @@ def test_shorter_texts_are_not_compiled_for(steps: Steps) -> None:
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"no_repeat_ngram_size": 3}, "a logits processor is none of those of captured steps"),
+        ({"encoder_repetition_penalty": 1.3}, "a logits processor is none of those of captured steps"),
         ({"max_time": 100.0}, "the stopping criterion MaxTimeCriteria is asked after every token"),
         ({"return_dict_in_generate": True, "output_scores": True}, "scores are recorded"),
         ({"assistant_model": hf_specdec.NgramDraft()}, "NgramDraft drafts on the host"),

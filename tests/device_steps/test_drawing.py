@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from support.processing import as_loaded
 from transformers import (
     LogitNormalization,
     LogitsProcessor,
@@ -22,11 +22,10 @@ from transformers import (
 )
 from transformers.generation.logits_process import EpsilonLogitsWarper, EtaLogitsWarper
 
-from hf_specdec.engine.captured import processing
+from hf_specdec.engine.captured import node_parts, processing
 from hf_specdec.engine.captured.drawing import Drawing
 from hf_specdec.engine.captured.processing import Processing
-from hf_specdec.engine.captured.rows import HiddenTokens
-from hf_specdec.verification.device_warpers import MOST_HIDDEN, NONE, Hidden, Warpers
+from hf_specdec.verification.device_warpers import Warpers
 from hf_specdec.verification.penalties import OccurrencePenalty
 
 
@@ -64,15 +63,6 @@ ROWS: list[list[LogitsProcessor]] = [
 ]
 
 
-def as_loaded(rows: list[list[LogitsProcessor]]) -> Processing:
-    """The rows' warpers as a step's tensors."""
-    warpers: Any = [Warpers.of(LogitsProcessorList(one)) for one in rows]
-    values = {name: [one.values.get(name, without) for one in warpers] for name, without in NONE.items()}
-    hidden = [(*one.hidden, *[Hidden(0, 0, 0)] * (MOST_HIDDEN - len(one.hidden))) for one in warpers]
-    table = HiddenTokens(*torch.tensor(hidden).movedim(2, 0))
-    return Processing({name: torch.tensor(value) for name, value in values.items()}, hidden=table)
-
-
 def differ(vocab: int) -> list[int]:
     """Rows of which other tokens are left than by transformers' warpers, or with other probabilities."""
     logits = 3.0 * torch.randn(len(ROWS), 4, vocab, generator=torch.Generator().manual_seed(0))
@@ -85,7 +75,7 @@ def differ(vocab: int) -> list[int]:
 @pytest.mark.parametrize("vocab", [50, 300])
 def test_as_the_warpers_of_transformers(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, with values of their own; the larger vocabulary some nodes at a time."""
-    monkeypatch.setattr(processing, "MOST_SCORES", 2 * len(ROWS) * 60)
+    monkeypatch.setattr(node_parts, "MOST_SCORES", 2 * len(ROWS) * 60)
     assert differ(vocab) == []
 
 
@@ -110,7 +100,6 @@ def test_wrong_filters_are_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
         [MinPLogitsWarper(0.1), MinPLogitsWarper(0.2)],
         [MinPLogitsWarper(0.1, min_tokens_to_keep=2)],
         [TypicalLogitsWarper(0.5, filter_value=-10.0)],
-        [SuppressTokensLogitsProcessor(range(MOST_HIDDEN + 1))],
         [TemperatureLogitsWarper(0.7), RepetitionPenaltyLogitsProcessor(1.2)],
         [OccurrencePenalty(3, 0.5, 0.0), RepetitionPenaltyLogitsProcessor(1.2)],
         [RepetitionPenaltyLogitsProcessor(1.2, prompt_ignore_length=3)],

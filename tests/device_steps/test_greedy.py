@@ -197,14 +197,16 @@ def test_end_tokens(batch_size: int, family: str, steps: Steps) -> None:
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_processors(kind: str, steps: Steps) -> None:
     """
-    End tokens of short texts, and others: by position, which padding takes part in. (Penalties of older releases take
-    padding for a token of the text, and are the host's.)
+    End tokens of short texts, and others: by position, which padding takes part in. (What looks at the tokens of texts
+    takes padding for one of them, and is the host's.)
     """
     target, inputs = tiny_model(dtype=torch.float32), prompts(3, 9, padding=kind == "head")
     draft = noisy_copy(target, 0.05) if kind == "model" else tiny_head(target)
     plain = target.generate(**inputs, max_new_tokens=24, do_sample=False)[:, 9:].tolist()
     hidden = {"suppress_tokens": [plain[0][5]], "begin_suppress_tokens": [plain[1][0], plain[2][4]]}
-    hidden |= {"repetition_penalty": 1.2} if kind == "model" else {}
+    hidden |= {"sequence_bias": {(plain[0][2],): -3.0, (7,): 1.0}, "forced_eos_token_id": 2}
+    if kind == "model":
+        hidden |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "bad_words_ids": [plain[1][2:4]]}
     for least in ({"min_new_tokens": 14}, {"min_length": 16}):
         call = inputs | {"max_new_tokens": 24, "eos_token_id": [plain[0][3], plain[1][2]], "pad_token_id": 0}
         call |= hidden | least

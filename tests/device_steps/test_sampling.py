@@ -28,7 +28,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from hf_specdec import SpeculativeConfig, last_metrics
 from hf_specdec.drafters import growth
 from hf_specdec.engine.captured.drawing import Drawing
-from hf_specdec.engine.captured.processing import Places, Processing
+from hf_specdec.engine.captured.places import Places
+from hf_specdec.engine.captured.processing import Processing
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.engine.captured.verdicts import Verdict
 from hf_specdec.trees import DraftTree
@@ -109,12 +110,8 @@ def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkey
     elif wrong == "path alone":
         monkeypatch.setattr(InFlightRows, "_load_texts", lambda self, requests: None)
     elif wrong == "at the root":
-        hide = Processing._without_hidden
-
-        def hide_at_root(self: Processing, logits: Any, hidden: Any, depths: Any, columns: Any) -> torch.Tensor:
-            return hide(self, logits, hidden, depths if depths is None else 0 * depths, columns)
-
-        monkeypatch.setattr(Processing, "_without_hidden", hide_at_root)
+        place = Places.of_tree
+        monkeypatch.setattr(Places, "of_tree", lambda *tree: place(*tree)._replace(depths=0 * place(*tree).depths))
     else:
         monkeypatch.setattr(Processing, "_scores", lambda self, logits: logits.float())
     assert sampled("noisy", setting).p_value < SIGNIFICANCE

@@ -39,7 +39,7 @@ class Never(StoppingCriteria):
     "options",
     [
         {"logits_processor": LogitsProcessorList([Halved()])},
-        {"no_repeat_ngram_size": 3},
+        {"encoder_repetition_penalty": 1.3},
         {"stopping_criteria": StoppingCriteriaList([Never()])},
         {"max_time": 100.0},
         {"attention_mask": torch.zeros(1, 9, dtype=torch.long)},

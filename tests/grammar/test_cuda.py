@@ -27,17 +27,18 @@ CALL: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False, "eos_token_id"
         {},
         {"do_sample": True, "temperature": 0.7, "top_k": 0},
         {"repetition_penalty": 1.2, "min_new_tokens": 12},
-        {"no_repeat_ngram_size": 9},
+        {"no_repeat_ngram_size": 3, "sequence_bias": [[[9], 1.0], [[9, 12], -3.0]]},
+        {"encoder_repetition_penalty": 1.3},
     ],
 )
 def test_texts(options: dict[str, Any]) -> None:
-    """By whole steps, but where the host forbids n-grams: greedy texts are those of plain `generate`."""
+    """By whole steps, but where the host looks at the prompt: greedy texts are those of plain `generate`."""
     model, tokenizer = tiny_model(dtype=torch.float32).cuda(), tiny_tokenizer()
     grammar, speculative = {"grammar": LINES, "tokenizer": tokenizer}, {"tree": IRREGULAR}
     speculative |= {"assistant_model": noisy_copy(model, 0.05).cuda()}
     inputs = {name: value.cuda() for name, value in prompts(3, 9).items()}
     text = model.generate(**inputs, **CALL | options, **grammar, **speculative)
-    assert ("steps" in last_metrics().seconds) == ("no_repeat_ngram_size" not in options)
+    assert ("steps" in last_metrics().seconds) == ("encoder_repetition_penalty" not in options)
     assert all(line.startswith("start") for line in tokenizer.batch_decode(text[:, 9:]))
     outputs = model.generate_batch(
         ragged_prompts((5, 9)), continuous_batching_config=limits(), **CALL | options, **grammar, **speculative

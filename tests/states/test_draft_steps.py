@@ -111,7 +111,7 @@ def test_rows_that_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host must look at every step, forwards of the draft are captured, each level in a graph of its own."""
     model, draft = hybrid("qwen3_5_text"), noisy_copy(hybrid("qwen3_5_text"), 0.03)
-    options = {"no_repeat_ngram_size": 4}
+    options = {"encoder_repetition_penalty": 1.3}
     by_torch = found(model, draft, IRREGULAR, False, 2, **options)
     stand_in, ran = install_stand_in(monkeypatch, with_kernel=True), []
     call = CapturedForward.__call__

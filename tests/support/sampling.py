@@ -97,6 +97,11 @@ PROCESSED_SETTINGS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.5,
         "logits_processor": LogitsProcessorList([OccurrencePenalty(3, 2.0, 1.5)]),
     },
+    "biases": {
+        "sequence_bias": {(4,): 1.5, (3,): -1.0, (7, 2): 2.0, (2, 4): -3.0},
+        "bad_words_ids": [[6], [1, 2], [7, 5, 3]],
+        "no_repeat_ngram_size": 2,
+    },
 }
 """Settings whose processors captured steps have, too: by scores, by ids and positions, by the tokens of the text."""
 ALL_SETTINGS = SETTINGS | MORE_SETTINGS | PROCESSED_SETTINGS

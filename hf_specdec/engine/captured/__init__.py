@@ -5,7 +5,8 @@ loads the rows and reads the report.
 
 - `rows`: the inputs of a captured step, per row; `row_buffer`: their memory; `values`: what they are loaded with.
 - `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from;
-  `processing`: what rows' processors do with the logits of both.
+  `processing`: what rows' processors do with the logits of both, `places`: at which nodes; `biasing` (of the
+  `row_biases`), `penalising`, `ngrams`: some of them.
 - `captured`: the base class of captured steps.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.

@@ -12,7 +12,7 @@ from ...cache.device_paged_cache import DevicePagedCache, places_of
 from ...compiling.layers import compiled_function
 from ...graphs import Record, with_captured_experts
 from ...random_generators import draws_undone
-from ...verification.device_warpers import HIDDEN_TOKENS, MOST_HIDDEN, PENALTIES
+from ...verification.device_warpers import TEXTS
 from ..request import Request
 from .rows import InFlightRows, RowValues, StepSize
 
@@ -47,10 +47,9 @@ class CapturedStep(ABC):
         trash_slot = 0 if store is None else store.trash_slot
         self._target: Any = target
         self._models: Any = (target.model, *drafting.parts)
-        room = {"most_hidden": MOST_HIDDEN if HIDDEN_TOKENS in processing else 0}
-        if PENALTIES in processing:
-            room["text_length"] = size.blocks * target.cache.pool.block_size + size.depth + 1
-        self.rows = InFlightRows(size, target.device, trash_slot, target.adapters.index, **room)
+        has_texts = not TEXTS.isdisjoint(processing)
+        text_length = size.blocks * target.cache.pool.block_size + size.depth + 1 if has_texts else 0
+        self.rows = InFlightRows(size, target.device, trash_slot, target.adapters.index, processing, text_length)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...verification.log_probabilities import MOST_BEST, TokenLogprob, log_probabilities, token_logprobs
-from .processing import Places, Processing
+from .places import Places
+from .processing import Processing
 from .reports import HostCopy, Reports
 
 

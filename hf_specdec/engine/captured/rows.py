@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +14,15 @@ from ...cache.pending_features import PendingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
 from ...verification import Verifier
 from ...verification.choosing import uniform
-from ...verification.device_warpers import INTEGERS, NONE, Hidden, Warpers
+from ...verification.device_warpers import INTEGERS, NONE, Warpers
 from ..request import Request
 from .forcing import ForcedLimits
+from .row_biases import RowBiases
 from .row_buffer import RowBuffer
 
 
 DTYPES = dict.fromkeys(({*NONE} - {*INTEGERS}) | {"draft_temperature"}, torch.float32) | {"numbers": torch.float64}
 """Dtypes of a row's values that are not int64."""
-_HIDDEN = dict(zip(("hidden_tokens", "hidden_from", "hidden_until"), Hidden._fields, strict=True))
 
 
 @dataclass(frozen=True)
@@ -74,17 +73,6 @@ class RowValues:
     draft_temperature: list[float]
 
 
-class HiddenTokens(NamedTuple):
-    """
-    Tokens that rows hide, `[rows, most]` int64 each, in texts of `first` tokens or more, and fewer than `end`;
-    see `Hidden`.
-    """
-
-    token: torch.Tensor
-    first: torch.Tensor
-    end: torch.Tensor
-
-
 class InFlightRows:
     """
     The rows of a captured step. Rows after those of requests are padding rows: they rest and have no blocks, so that
@@ -98,7 +86,7 @@ class InFlightRows:
         device (`torch.device`): device of the step.
         trash_slot (`int`): the slot in `PendingFeatures` to which rows without a place write.
         adapters (`dict`): the number of each adapter; see `RequestAdapters.index`.
-        most_hidden (`int`): tokens that a row may hide by their ids.
+        processing (`Collection[str]`): what steps do for rows; see `Warpers.kinds`.
         text_length (`int`): tokens of a row's text for which there is room, if the step looks at them; else 0.
     """
 
@@ -108,7 +96,7 @@ class InFlightRows:
         device: torch.device,
         trash_slot: int,
         adapters: Mapping[Choice, int] | None = None,
-        most_hidden: int = 0,
+        processing: Collection[str] = (),
         text_length: int = 0,
     ):
         self.size, self.device, self._trash_slot = size, device, trash_slot
@@ -136,7 +124,6 @@ class InFlightRows:
             "position_shifts": (rows, size.axes),
             "forced": (rows, new),
             "tables": (rows, size.blocks),
-            **dict.fromkeys(_HIDDEN, (rows, most_hidden)),
         }
         self._buffer = RowBuffer(moving, fixed, DTYPES, device)
         self._host, on_device = self._buffer.host, self._buffer.device
@@ -173,8 +160,8 @@ class InFlightRows:
         """Sampling temperature of each row, `[rows]` float32; 1 for none."""
         self.warpers: dict[str, torch.Tensor] = {name: on_device[name] for name in NONE}
         """Values of each row's warpers by name, `[rows]` float32 (`top_k`: int64); those of `NONE` for none."""
-        self.hidden = HiddenTokens(*(on_device[name] for name in _HIDDEN))
-        """The tokens that each row hides."""
+        self.biases = RowBiases.for_kinds(rows, processing, device)
+        """The biases of each row."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
         self.adapters: torch.Tensor = on_device["adapters"]
@@ -193,7 +180,7 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "slot_steps", "adapters", "tail", "position_shifts", *_HIDDEN):
+        for name in ("room", "kinds", "slot_steps", "adapters", "tail", "position_shifts"):
             host[name][first:] = 0
         for name, without in NONE.items():
             host[name][first:] = without
@@ -245,6 +232,7 @@ class InFlightRows:
         self._load_tables(requests)
         self._clear(number)
         self._buffer.copy()
+        self.biases.load([warpers_of(request).biases for request in requests])
 
     def _load_forced(self, requests: list[Request]) -> None:
         """Stages what grammars ask for; the tokens that runs on their way may add are not known."""
@@ -301,13 +289,9 @@ class InFlightRows:
         for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
             if row < len(before) and before[row] == now:
                 continue
-            warpers = request.options.device_warpers or Warpers({})
+            warpers = warpers_of(request)
             for name, without in NONE.items():
                 host[name][row] = warpers.values.get(name, without)
-            if self.hidden.token.shape[1] > 0:
-                for name, part in _HIDDEN.items():
-                    host[name][row] = 0  # hidden in no text
-                    host[name][row, : len(warpers.hidden)] = [getattr(one, part) for one in warpers.hidden]
             host["adapters"][row] = self._adapter_index.get(request.adapter, 0)
             shift = request.position_shift
             host["position_shifts"][row] = 0 if shift is None else shift[:, 0].numpy()
@@ -376,6 +360,11 @@ class InFlightRows:
     def roots(self) -> torch.Tensor:
         """The root of every row, `[rows, 1]` int64: the last token of its tail."""
         return self.tail[:, -1:]
+
+
+def warpers_of(request: Request) -> Warpers:
+    """What steps do for a request."""
+    return request.options.device_warpers or Warpers({})
 
 
 def _moved(
