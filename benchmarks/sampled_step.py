@@ -1,5 +1,5 @@
 """
-What a step costs at a temperature of 1, with and without filters, over a greedy step of the same tree, on a GPU.
+What a step costs with logits processors, drawn ones among them, over a greedy step of the same tree, on a GPU.
 
     python benchmarks/sampled_step.py [--rows 1 8] [--calls 5] [--trace FOLDER]
 
@@ -49,6 +49,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T=1, typical_p=0.9": {"do_sample": True, "top_k": 0, "typical_p": 0.9},
     "T=1, one token hidden": {"do_sample": True, "top_k": 0, "suppress_tokens": [0]},
     "T=1, repetition penalty": {"do_sample": True, "top_k": 0, "repetition_penalty": 1.1},
+    "greedy, 300 biases": {"do_sample": False, "sequence_bias": {(token,): 1.0 for token in range(1, 301)}},
+    "greedy, bad words": {"do_sample": False, "bad_words_ids": [[token, token + 1] for token in range(1, 31)]},
+    "greedy, no repeated 3-grams": {"do_sample": False, "no_repeat_ngram_size": 3},
+    "greedy, no repeated 9-grams (the host)": {"do_sample": False, "no_repeat_ngram_size": 9},
 }
 
 
