@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .texts import GrammarText
+from .texts import GrammarText, num_shared
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,14 @@ class FreeBeginning:
             raise ValueError("`grammar_after` has no token. Give one or more, or leave it out.")
         return cls(tuple(value))
 
-    def length_in(self, tokens: Sequence[int]) -> int | None:
-        """Number of a text's tokens before the grammar begins; None if it has not yet."""
+    def length_in(self, tokens: Sequence[int], searched: int = 0) -> int | None:
+        """
+        Number of a text's tokens before the grammar begins; None if it has not yet, as is known of the first
+        `searched` tokens.
+        """
         if self.start is not None and tokens and tokens[0] != self.start:
             return 0
-        place = 0
+        place = searched
         while self.end[-1] in tokens[place:]:
             place = tokens.index(self.end[-1], place) + 1
             if tuple(tokens[max(place - len(self.end), 0) : place]) == self.end:
@@ -85,7 +88,10 @@ class LateText:
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Goes to the end of a text. Raises a `ValueError` if the grammar does not let it through."""
-        self._tokens, self._place = list(tokens), self._beginning.length_in(tokens)
+        shared = num_shared(self._tokens, tokens)
+        self._tokens[shared:] = tokens[shared:]
+        if self._place is None or self._place > shared or shared == 0:
+            self._place = self._beginning.length_in(tokens, shared)
         self._text.follow([] if self._place is None else tokens[self._place :])
 
     def allowed(self) -> np.ndarray:
@@ -109,7 +115,7 @@ class LateText:
                 return count
             self._tokens.append(token)
             if self._place is None:
-                self._place = self._beginning.length_in(self._tokens)
+                self._place = self._beginning.length_in(self._tokens, len(self._tokens) - 1)
         return len(tokens)
 
     def forced(self, most: int) -> list[int]:

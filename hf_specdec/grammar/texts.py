@@ -33,7 +33,7 @@ class GrammarText:
         Raises:
             ValueError: if the text is not one of the grammar's, or the grammar is too complex.
         """
-        shared = self._num_shared(tokens)
+        shared = num_shared(self._tokens, tokens)
         if shared < len(self._tokens):
             self._matcher.rollback(len(self._tokens) - shared)
             del self._tokens[shared:]
@@ -48,13 +48,6 @@ class GrammarText:
                 "chosen it, or ruled out all that it lets through (as `min_new_tokens` does where it ends), or the "
                 "vocabulary lacks a character."
             )
-
-    def _num_shared(self, tokens: Sequence[int]) -> int:
-        told = self._tokens
-        if tokens[: len(told)] == told:
-            return len(told)
-        pairs = enumerate(zip(told, tokens, strict=False))
-        return next((place for place, (one, other) in pairs if one != other), min(len(told), len(tokens)))
 
     def allowed(self) -> np.ndarray:
         """
@@ -110,3 +103,12 @@ class GrammarText:
             if reason.startswith("NoExtension"):
                 reason = "no token of the vocabulary continues the text"
             raise ValueError(f"`grammar`: {reason}.")
+
+
+def num_shared(told: Sequence[int], tokens: Sequence[int]) -> int:
+    """Number of tokens with which both lists begin. Fast where they differ near the end, if at all."""
+    most = min(len(told), len(tokens))
+    last = min(32, most)
+    while told[: most - last] != tokens[: most - last]:
+        last = min(2 * last, most)
+    return next((place for place in range(most - last, most) if told[place] != tokens[place]), most)

@@ -73,6 +73,23 @@ def test_tokens_one_by_one_are_those_of_masks(first: int | None) -> None:
         assert text.num_allowed(tokens) == len(tokens)
 
 
+@pytest.mark.parametrize("first", [None, 3], ids=["always", "if begun"])
+def test_texts_in_any_order(first: int | None) -> None:
+    """A text is told of others that share a beginning with it, or none: as one that is told of each alone."""
+    grammar = CompiledGrammar(LETTERS, small_tokenizer(), VOCAB, [0], FreeBeginning((1, 2), first))
+    draw, text, tokens = random.Random(0), grammar.text(), list[int]()
+    for _ in range(200):
+        tokens = tokens[: draw.randint(0, len(tokens))] + draw.choices([1, 1, 2, 3, 4], k=draw.randint(0, 3))
+        alone, found = grammar.text(), []
+        for one in (text, alone):
+            try:
+                one.follow(tokens)
+                found.append((one.has_ended, one.allowed().tolist()))
+            except ValueError as error:
+                found.append((False, [str(error)]))
+        assert found[0] == found[1], tokens
+
+
 @pytest.mark.parametrize("first", [None, True], ids=["always", "if begun"])
 def test_greedy_texts(target: PreTrainedModel, draft: PreTrainedModel, inputs_of: Any, first: bool | None) -> None:
     """The end comes where the model writes it, in each row at another place."""
@@ -118,7 +135,7 @@ def test_drawn_texts_have_the_enumerated_distribution(monkeypatch: pytest.Monkey
     found = fit_of(600)
     assert found.p_value > SIGNIFICANCE and found.detectable < 0.35, found
     assert last_metrics().num_accepted_tokens > 0
-    monkeypatch.setattr(FreeBeginning, "length_in", lambda self, tokens: 0 if tokens else None)  # a wrong version
+    monkeypatch.setattr(FreeBeginning, "length_in", lambda self, tokens, *_: 0 if tokens else None)  # a wrong version
     assert fit_of(200).p_value < SIGNIFICANCE
 
 

@@ -15,7 +15,7 @@ from support.tokenizer import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_specdec.grammar import CompiledGrammar
-from hf_specdec.grammar.texts import GrammarText
+from hf_specdec.grammar.texts import GrammarText, num_shared
 
 
 SCHEMA = {
@@ -104,3 +104,12 @@ def test_a_chain_of_forced_tokens_is_allowed() -> None:
         text.follow([*chain, 3])
     text.follow(chain[:2])
     assert text.forced(12) == chain[2:]
+
+
+def test_num_shared() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        told = [draw.randint(0, 1) for _ in range(draw.choice([0, 1, 30, 33, 70, 200]))]
+        tokens = told[: draw.randint(0, len(told))] + [draw.randint(0, 1) for _ in range(draw.choice([0, 1, 40]))]
+        pairs = [one == other for one, other in zip(told, tokens, strict=False)]
+        assert num_shared(told, tokens) == (pairs.index(False) if False in pairs else len(pairs))
