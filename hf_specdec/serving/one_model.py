@@ -63,14 +63,15 @@ class OneModel(ModelManager):
             no_images=images if isinstance(images, str) else "",
         )
         """What checks of requests have to know."""
-        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, model.longest_text), self._images)
-        """Stands for the tokenizer where handlers make prompts."""
         self.work = WorkPool()
         """Does the work on large requests."""
         self.calls = _calls_of(model, tokenizer, self._images)
         """How the model calls functions; None if that is not known."""
         self.reasoning = Reasoning.of(get_response_template(tokenizer, model), tokenizer)
         """The marks of the model's reasoning, if it has any."""
+        limit = TextLimit.of(tokenizer, model.longest_text)
+        self.prompts = PromptMaker(tokenizer, limit, self._images, self.reasoning)
+        """Stands for the tokenizer where handlers make prompts."""
         self.answer_seconds: float | None = None
         """Most seconds that an answer may take; None: any number."""
         super().__init__(force_model=name)

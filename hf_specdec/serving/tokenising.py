@@ -48,11 +48,18 @@ class PromptMaker(LikeTokenizer):
         tokenizer (`PreTrainedTokenizerBase`): the model's.
         limit (`TextLimit`): of a prompt.
         images (`ImageReader`, *optional*): reads images in chats; None for a model that reads text.
+        reasoning (`Reasoning`, *optional*): the marks of the model's reasoning, if it has any.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: TextLimit, images: ImageReader | None = None):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: TextLimit,
+        images: ImageReader | None = None,
+        reasoning: Reasoning | None = None,
+    ):
         super().__init__(tokenizer)
-        self._limit, self._images = limit, images
+        self._limit, self._images, self._reasoning = limit, images, reasoning
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -83,6 +90,12 @@ class PromptMaker(LikeTokenizer):
         if not urls:
             return _Prompt(partial(self._tokens, render, add_special_tokens=False))
         return _Prompt(lambda: reader.inputs(self._rendered(render), urls), reads_images=True)
+
+    def let_reason(self, config: GenerationConfig, prompt: list[int]) -> None:
+        """Lets the grammar of a request begin after the reasoning that its prompt has begun, or that the answer may."""
+        if self._reasoning is None or getattr(config, "grammar", None) is None or not beside(config).may_reason:
+            return
+        config.beside = replace(beside(config), grammar_after=self._reasoning.beginning_after(prompt, self._own))
 
     def _tokens(self, render: Callable[[], str], **options: Any) -> Any:
         return self._own(self._rendered(render), **options)
@@ -175,28 +188,18 @@ def _for_another(argument: Any, number: int) -> Any:
     return argument.another() if isinstance(argument, Generation) else argument
 
 
-def _let_reason(
-    config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, model: Served, prompt: list[int]
-) -> None:
-    """Lets the grammar of a request begin after the reasoning that its prompt has begun, or that the answer may."""
-    if beside(config).may_reason and getattr(config, "grammar", None) is not None:
-        reasoning = Reasoning.of(get_response_template(tokenizer, model), tokenizer)
-        if reasoning is not None:
-            config.beside = replace(beside(config), grammar_after=reasoning.beginning_after(prompt, tokenizer))
-
-
 def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:
     """
     A handler's arguments with tokens for the prompt, and with the tokenizer itself. (Their places differ from handler
     to handler.) A stream's reads what the prompt begins of the answer.
     """
     prompt = next(one for one in arguments if isinstance(one, _Prompt))
-    own = next(one for one in arguments if type(one) is PromptMaker)._own
-    tokens = prompt.tokenise()
+    maker = next(one for one in arguments if type(one) is PromptMaker)
+    own, tokens = maker._own, prompt.tokenise()
     model = next(one for one in arguments if isinstance(one, Served))
     for one in arguments:
         if isinstance(one, GenerationConfig):
-            _let_reason(one, own, model, tokens["input_ids"])
+            maker.let_reason(one, tokens["input_ids"])
     if streams and get_response_template(own, model) is not None:
         own = KnownPrompt(own, tokens["input_ids"])
     return [tokens if isinstance(one, _Prompt) else own if type(one) is PromptMaker else one for one in arguments]
