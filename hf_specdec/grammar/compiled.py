@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .beginnings import FreeBeginning, LateText
+from .spelled import spelled_out
 from .texts import GrammarText
 
 
@@ -66,6 +67,7 @@ class CompiledGrammar:
                 "`grammar_from_lark`."
             )
         self._table, self._end_tokens = _table_of(tokenizer, vocab_size, end_tokens)
+        grammar = spelled_out(grammar, self._table.special)
         self._matcher, self._beginning = self._table.matcher(llguidance, grammar), beginning
 
     def text(self) -> GrammarText | LateText:
@@ -78,10 +80,18 @@ class CompiledGrammar:
 
 
 class _Table:
-    """What llguidance knows of a tokenizer, and the grammars that were compiled for it."""
+    """
+    What llguidance knows of a tokenizer, and the grammars that were compiled for it.
 
-    def __init__(self, tokenizer: Any):
+    Args:
+        tokenizer (`LLTokenizer`): its own.
+        added (`dict[int, AddedToken]`): tokens that were added to the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Any, added: dict[int, Any]):
         self.tokenizer, self.lock = tokenizer, threading.Lock()
+        self.special = {one.content: token for token, one in added.items() if tokenizer.is_special_token(token)}
+        """Its special tokens, by their text."""
         self._matchers: OrderedDict[str, Any] = OrderedDict()
 
     def matcher(self, llguidance: Any, grammar: str) -> Any:
@@ -108,9 +118,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     `<[5]>`. To llguidance these are special tokens, and others whose text looks like a tag.
     """
     llguidance_of()
-    table, _ = _table_of(tokenizer, len(tokenizer), ())
-    added = tokenizer.added_tokens_decoder.items()
-    return {entry.content: token for token, entry in added if table.tokenizer.is_special_token(token)}
+    return _table_of(tokenizer, len(tokenizer), ())[0].special
 
 
 _tables: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[int, int, int], _Table]] = weakref.WeakKeyDictionary()
@@ -144,12 +152,13 @@ def _table_of(tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> tup
         if key is None:
             key = (*size, own if own in ends else min(ends))
             try:
-                known[key] = _Table(from_tokenizer(tokenizer, n_vocab=size[0], eos_token=key[2]))
+                own_table = from_tokenizer(tokenizer, n_vocab=size[0], eos_token=key[2])
             except ValueError as error:
                 raise ValueError(
                     f"`tokenizer`: llguidance cannot read it, as it has to for a `grammar` ({error}). It reads "
                     "byte-level and SentencePiece vocabularies."
                 ) from error
+            known[key] = _Table(own_table, tokenizer.added_tokens_decoder)
         known.move_to_end(key)
         while len(known) > MOST_TABLES:
             known.popitem(last=False)

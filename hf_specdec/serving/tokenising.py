@@ -92,7 +92,7 @@ class PromptMaker(LikeTokenizer):
         return _Prompt(lambda: reader.inputs(self._rendered(render), urls), reads_images=True)
 
     def let_reason(self, config: GenerationConfig, prompt: list[int]) -> None:
-        """Lets the grammar of a request begin after the reasoning that its prompt has begun, or that the answer may."""
+        """Lets the grammar of a request begin after the reasoning that its prompt begins, or that the answer may."""
         if self._reasoning is None or getattr(config, "grammar", None) is None or not beside(config).may_reason:
             return
         config.beside = replace(beside(config), grammar_after=self._reasoning.beginning_after(prompt, self._own))

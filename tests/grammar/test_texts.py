@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 
 import llguidance.hf
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from support.grammar import NaiveMask, json_tokenizer, small_tokenizer
+from support.scripts import tokenizer as marked_tokenizer
 from support.tokenizer import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from hf_specdec.grammar import CompiledGrammar
+from hf_specdec.grammar import CompiledGrammar, compiled, special_tokens
 from hf_specdec.grammar.texts import GrammarText, num_shared
 
 
@@ -104,6 +106,45 @@ def test_a_chain_of_forced_tokens_is_allowed() -> None:
         text.follow([*chain, 3])
     text.follow(chain[:2])
     assert text.forced(12) == chain[2:]
+
+
+@pytest.mark.parametrize(
+    "grammar, pattern",
+    [
+        (LLMatcher.grammar_from_lark('start: "a<|im_end|>" /[a-z]{2}/ "</think>"'), r"a<\|im_end\|>[a-z]{2}</think>"),
+        (LLMatcher.grammar_from_lark('start: "<" "think" ">"'), "<think>"),
+        (LLMatcher.grammar_from_lark('start: "<think>" | "b<think>"'), "b?<think>"),
+        (LLMatcher.grammar_from_regex(r"[ab]<\|im_end\|>"), r"[ab]<\|im_end\|>"),
+        (LLMatcher.grammar_from_json_schema({"const": "<think>"}), '"<think>"'),
+    ],
+)
+def test_texts_of_special_tokens(grammar: str, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written in other tokens. Without that llguidance asks for a token that it does not take."""
+    own, draw = marked_tokenizer(), random.Random(0)
+    end = own.convert_tokens_to_ids("<|im_end|>")
+
+    def write() -> str:
+        text, tokens = CompiledGrammar(grammar, own, len(own), [end]).text(), list[int]()
+        while end not in tokens:
+            text.follow(tokens)
+            allowed = np.flatnonzero(np.unpackbits(text.allowed(), bitorder="little")).tolist()
+            tokens.append(draw.choice(allowed))
+        assert not set(tokens[:-1]) & set(special_tokens(own).values())
+        return own.decode(tokens[:-1])
+
+    assert all(re.fullmatch(pattern, write()) for _ in range(6))
+    monkeypatch.setattr(compiled, "spelled_out", lambda grammar, special: grammar)
+    with pytest.raises((ValueError, AssertionError)):
+        for _ in range(6):
+            assert re.fullmatch(pattern, write())
+
+
+def test_special_tokens_that_a_grammar_names() -> None:
+    """They stay those, and what has nothing of them is forced as ever."""
+    own = marked_tokenizer()
+    think = own.convert_tokens_to_ids("<think>")
+    text = CompiledGrammar(LLMatcher.grammar_from_lark('start: <think> "abc"'), own, len(own), [257]).text()
+    assert text.forced(9)[:2] == [think, own.convert_tokens_to_ids("a")]
 
 
 def test_num_shared() -> None:

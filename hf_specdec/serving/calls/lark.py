@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...grammar.spelled import OPTIONS
+
 
 class Lark:
     """
@@ -68,4 +70,4 @@ class Lark:
         """The grammar of texts that begin with this."""
         from llguidance import LLMatcher
 
-        return LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *self._rules]))
+        return LLMatcher.grammar_from_lark("\n".join([f"{OPTIONS} {{}}", f"start: {start}", *self._rules]))
