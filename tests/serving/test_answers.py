@@ -16,7 +16,7 @@ for package in ("fastapi", "openai", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 from support.asking import calls_in  # noqa: E402
-from support.call_templates import TEMPLATES  # noqa: E402
+from support.call_templates import SHAPES, TEMPLATES  # noqa: E402
 from support.scripts import BEGINS, END, Script, config_of, tokenizer  # noqa: E402
 from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser, parse_response  # noqa: E402
@@ -138,6 +138,46 @@ def test_calls_are_read_as_the_chat_template_writes_them(
     parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
     found = "".join(part.get("content") or "" for part in parts), calls_in(parts)
     assert found == expected
+
+
+TEXT = '{"name": "f", "arguments": {"x": "1"}}'
+MARKED = f"<tool_call>\n{TEXT}\n</tool_call>"
+OF_SHAPES = {
+    "Qwen2.5": f"{MARKED}\n{MARKED}",
+    "Qwen3": f"{MARKED}\n{MARKED}",
+    "Qwen3-Coder": f"{XML}\n{XML}",
+    "Qwen3.5": f"</think>\n\n{XML}\n{XML}",
+    "Llama 3.2": TEXT.replace("arguments", "parameters"),
+    "Llama 3.1, marked": f"<|python_tag|>{TEXT.replace('arguments', 'parameters')}",
+    "Llama 4": f"<|python_start|><|python_end|>{TEXT.replace('arguments', 'parameters')}",
+    "Gemma 4": '<|tool_call>call:f{x:<|"|>1<|"|>}<tool_call|>' * 2,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_calls_of_published_templates(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Strict ones with `tool_choice="auto"`: as many as the template writes, streamed as whole; cut within the first, or
+    of what is no call, content.
+    """
+    kind, template = SHAPES[shape]
+    text, number = OF_SHAPES[shape], 1 if "Llama" in shape else 2
+    begins, no_call = text[: len(text) // number - 5], text.replace('"', "").replace("=", " ").replace("{", "(")
+    cases = [(text, False, number), (begins, True, 0), (no_call, False, 0)]
+    schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    for written, is_cut, count in cases:
+        for stream in (False, True):
+            monkeypatch.setattr(tokenizer(), "response_template", None, raising=False)
+            end = "" if is_cut or kind == "gemma4" else END
+            script = Script(written + end, kind, is_cut, template=template)
+            answer = asked(script, "chat/completions", stream, tools=[tool], tool_choice="auto")
+            choices = [one["choices"][0] for one in (answer if stream else [answer])]
+            parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+            assert [(name, json.loads(one)) for name, one in calls_in(parts)] == [("f", {"x": "1"})] * count
+            content = "".join(part.get("content") or "" for part in parts)
+            assert content.strip() == ("" if count else written.removeprefix("</think>").strip())
+            assert choices[-1]["finish_reason"] == ("length" if is_cut else "tool_calls" if count else "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

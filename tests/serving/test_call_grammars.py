@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
-from support.call_templates import TEMPLATES
+from support.call_templates import SHAPES, TEMPLATES
 from support.scripts import config_of, tokenizer
 from transformers import GenerationConfig
 
@@ -123,3 +123,26 @@ def test_several_calls() -> None:
 )
 def test_unknown_forms(template: str) -> None:
     assert syntax_of("qwen3", template) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_published_templates(shape: str) -> None:
+    """A grammar lets through what the template writes of calls, up to what ends the answer, and no other arguments."""
+    kind, template = SHAPES[shape]
+    syntax, own = syntax_of(kind, template), copy.deepcopy(tokenizer())
+    assert syntax is not None and (syntax.separator is None) == ("Llama" in shape)
+    own.chat_template = template
+    schema = {"type": "object", "properties": {"x": {"enum": ["ab", "c"]}}, "required": ["x"]}
+    grammar = syntax.grammar([{"type": "function", "function": {"name": "f", "parameters": schema}}], is_one=True)
+
+    def written(value: str) -> str:
+        call = {"type": "function", "function": {"name": "f", "arguments": {"x": value}}}
+        said = [{"role": "user", "content": "zq"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        text = str(own.apply_chat_template(said, tokenize=False)).rpartition("zq")[2]
+        answer = text.partition("assistant")[2] or text.partition("model")[2]
+        for end in ("</think>\n\n", "<|end_header_id|>\n\n", "<|header_end|>\n\n"):
+            answer = answer.rpartition(end)[2]
+        return answer.replace("<|im_end|>", "").replace("<turn|>", "").strip("\n")
+
+    assert lets_through(grammar, written("ab")) and lets_through(grammar, written("c"))
+    assert not lets_through(grammar, written("d"))

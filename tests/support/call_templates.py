@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-_ASKS = "{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
+_ASKS = "{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}"
 _TURNS = (
     "{{% for message in messages %}}"
-    "{{% if message.role == 'assistant' %}}{answers}{{% else %}}{asks}{{{{ '<|im_end|>\\n' }}}}{{% endif %}}"
+    "{{% if message.role == 'assistant' %}}{answers}{{% else %}}{asks}{{% endif %}}"
     "{{% endfor %}}"
     "{{% if add_generation_prompt %}}{{{{ {begins!r} }}}}{{% endif %}}"
 )
@@ -25,8 +25,8 @@ _GEMMA_CALL = (
     "{% for key, value in call.function.arguments | dictsort %}{{ '' if loop.first else ',' }}"
     "{{ key + ':<|\"|>' + value + '<|\"|>' }}{% endfor %}{{ '}<tool_call|>' }}"
 )
+_ONE = "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
 _LLAMA_CALL = (
-    "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
     '{{ \'{"name": "\' + call.function.name + \'", "parameters": \' }}'
     "{{ call.function.arguments | tojson }}{{ '}' }}"
 )
@@ -46,6 +46,38 @@ TEMPLATES = {
     "qwen3": _template(QWEN, _QWEN_CALL, "<|im_end|>\n", "\n"),
     "qwen3_5": _template(QWEN, _TAGS, "<|im_end|>\n", "\n"),
     "gemma4": _template("<|turn>model\n", _GEMMA_CALL, "<turn|>\n"),
-    "llama": _template("<|head|>assistant\n\n", _LLAMA_CALL, "<|im_end|>"),
+    "llama": _template("<|head|>assistant\n\n", _ONE + _LLAMA_CALL, "<|im_end|>"),
 }
 """By the model's type."""
+
+
+def _shape(begins: str, says: str, call: str, ends: str, between: str = "", asks: str = _ASKS) -> str:
+    calls = (
+        f"{{% for call in message.tool_calls or () %}}{{{{ '' if loop.first else {between!r} }}}}{call}{{% endfor %}}"
+    )
+    answers = f"{{{{ {says!r} + (message.content or '') }}}}{calls}{{{{ {ends!r} }}}}"
+    return _TURNS.format(answers=answers, asks=asks, begins=begins)
+
+
+def _headed(first: str, last: str, mark: str, call: str) -> str:
+    asks = f"{{{{ '<|{first}|>' + message.role + '<|{last}|>\\n\\n' + (message.content or '') + '<|im_end|>' }}}}"
+    begins = f"<|{first}|>assistant<|{last}|>\n\n"
+    return _shape(begins, begins + mark, call, "<|im_end|>", asks=asks)
+
+
+_THOUGHT = "<think>\n\n</think>\n\n"
+_LLAMA3 = "start_header_id", "end_header_id"
+SHAPES = {
+    "Qwen2.5": ("qwen2", _shape(QWEN, QWEN, _QWEN_CALL, "<|im_end|>\n", "\n")),
+    "Qwen3": ("qwen3", _shape(QWEN, QWEN + _THOUGHT, _QWEN_CALL, "<|im_end|>\n", "\n")),
+    "Qwen3-Coder": ("qwen3_moe", _shape(QWEN, QWEN, _TAGS, "<|im_end|>\n", "\n")),
+    "Qwen3.5": ("qwen3_5", _shape(QWEN + "<think>\n", QWEN + _THOUGHT, _TAGS, "<|im_end|>\n", "\n")),
+    "Llama 3.2": ("llama", _headed(*_LLAMA3, "", _ONE + _LLAMA_CALL)),
+    "Llama 3.1, marked": ("llama", _headed(*_LLAMA3, "<|python_tag|>", _ONE + _LLAMA_CALL)),
+    "Llama 4": ("llama4", _headed("header_start", "header_end", "<|python_start|><|python_end|>", _LLAMA_CALL)),
+    "Gemma 4": (
+        "gemma4",
+        _shape("<|turn>model\n<|channel>thought\n<channel|>", "<|turn>model\n", _GEMMA_CALL, "<turn|>\n"),
+    ),
+}
+"""The model's type, and a chat template that writes calls where and as the published one of these models does."""

@@ -62,13 +62,13 @@ class CallSyntax:
             written({"zqkey": "zqvalue"})
         except Exception:  # whatever a template makes of what it does not expect
             return None
-        before = "" if before == prompt else before
-        for template in known_templates(tokenizer, model, before, _ends(tokenizer, model)):
+        before, ends = "" if before == prompt else before, _ends(tokenizer, model)
+        for template in known_templates(tokenizer, model, before, ends):
             spec = load_response_template(template)
             field = spec.fields.get("tool_calls")
             if field is None or field.open_re is None:
                 continue
-            reads = _Reading(spec, written)
+            reads = _Reading(spec, written, ends)
             try:
                 for form in FORMS:
                     if (found := form.of(reads.call, reads.body, field.content_args)) is not None:
@@ -129,10 +129,17 @@ class _Written:
 
 
 class _Reading:
-    """How a response template reads what is written. Raises if it does not read it."""
+    """
+    How a response template reads what is written. Raises if it does not read it.
 
-    def __init__(self, spec: ResponseTemplate, written: _Written):
-        self._spec, self._written, self._field = spec, written, spec.fields["tool_calls"]
+    Args:
+        spec (`ResponseTemplate`), written (`_Written`): the template, and what writes.
+        ends (`list[str]`): what ends an answer: it is no part of a call, although the template may read up to it.
+    """
+
+    def __init__(self, spec: ResponseTemplate, written: _Written, ends: list[str]):
+        self._spec, self._written, self._ends = spec, written, ends
+        self._field = spec.fields["tool_calls"]
 
     def call(self, arguments: dict[str, Any]) -> str:
         """A call from its opening mark to its closing one."""
@@ -166,7 +173,7 @@ class _Reading:
             opened = self._field.open_re.search(text, at)
             closed = self._field.close_re.search(text, opened.end())
             start = opened.start() + len(opened.group()) - len(opened.group().lstrip())
-            at = closed.end() if opened.group() else closed.start()  # bare JSON ends before what ends the answer
+            at = closed.start() if closed.group().strip() in self._ends else closed.end()
             places.append((start, at))
         return text, places
 

@@ -30,7 +30,7 @@ def known_templates(tokenizer: Any, model: Any, before: str, ends: list[str]) ->
 
 def bare_json(before: str, ends: list[str], arguments: str) -> dict[str, Any]:
     """
-    The template of models that write calls as JSON alone, as Llama 3 does.
+    The template of models that write calls as JSON alone, as Llama 3 does, or after a mark, as Llama 4.
 
     Args:
         before (`str`): what is before an answer.
@@ -44,7 +44,7 @@ def bare_json(before: str, ends: list[str], arguments: str) -> dict[str, Any]:
         "start_anchor": before,
         "fields": {
             "tool_calls": {
-                "open_pattern": r"\A\s*(?:<\|python_tag\|>)?(?=\{)",
+                "open_pattern": r"\A\s*(?:<\|python_tag\|>|<\|python_start\|>(?:<\|python_end\|>)?)?(?=\{)",
                 "close_pattern": end,
                 "repeats": True,
                 "content": "json",
