@@ -17,11 +17,14 @@ from support.models import noisy_copy, tiny_model
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured import runner
-from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.captured.rows import StepSize
+from hf_specdec.engine.captured.step import InFlightStep, StepKey, StepKind
+from hf_specdec.engine.captured.stored import CapturedSteps
 from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_trees import CandidateTrees
 from hf_specdec.trees.whole_times import WholeTimes
+from hf_specdec.verification import Verifier
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -157,6 +160,16 @@ def test_auto_within_a_budget_and_beside_other_trees(
     candidates, sizes = CandidateTrees(AutoTree()).trees, {tree.num_nodes for tree in trees}
     assert max(sizes) <= 12 and any(isinstance(tree, DynamicTree) for tree in trees)
     assert all(tree in candidates for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
+
+
+@pytest.mark.parametrize("has_grammars", [False, True])
+def test_trees_for_which_nothing_is_captured(has_grammars: bool) -> None:
+    """A graph without grammars is none for rows with one, nor the other way round."""
+    steps, size = CapturedSteps(), StepSize(rows=1, blocks=8, depth=2, lag=1)
+    kind = StepKind(CHAIN, frozenset({Verifier.GREEDY}), has_grammars=has_grammars)
+    steps.add(StepKey(kind, size), Any)  # type: ignore[arg-type]
+    for asked in (False, True):
+        assert steps.trees_for(size, False, has_grammars=asked) == ({CHAIN} if asked == has_grammars else set())
 
 
 def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:

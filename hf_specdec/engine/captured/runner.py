@@ -112,7 +112,8 @@ class DeviceSteps:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
         draws = any(request.options.do_sample for request in requests)
-        return self._steps.trees_for(size, draws, best_asked(requests), processing_of(requests))
+        asked = best_asked(requests), processing_of(requests), has_grammar(requests)
+        return self._steps.trees_for(size, draws, *asked)
 
     def renew(self) -> bool:
         """

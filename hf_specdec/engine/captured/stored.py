@@ -81,11 +81,16 @@ class CapturedSteps:
         return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
 
     def trees_for(
-        self, size: StepSize, draws: bool, best: int | None = None, processing: frozenset[str] = frozenset()
+        self,
+        size: StepSize,
+        draws: bool,
+        best: int | None = None,
+        processing: frozenset[str] = frozenset(),
+        has_grammars: bool = False,
     ) -> frozenset[TokenTree | DynamicTree | None]:
         """
         Trees (None: no tree) of captured steps that have room for these rows and blocks, and stand in at least;
-        `draws` says whether any row is sampled, `best` and `processing` what they ask for; see `StepKind`.
+        `draws` says whether any row is sampled, the others what they ask for; see `StepKind`.
         """
         return frozenset(
             key.kind.tree
@@ -93,6 +98,7 @@ class CapturedSteps:
             if not key.kind.reads
             and (len(key.kind.kinds) > 1) == draws
             and key.kind.best == best
+            and key.kind.has_grammars == has_grammars
             and key.kind.processes(processing)
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
             and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
