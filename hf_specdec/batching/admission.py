@@ -17,7 +17,7 @@ from ..adapters import Choice
 from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
 from ..drafters import Drafter
-from ..engine.prompt_inputs import PromptInputs
+from ..engine.prompt_inputs import Leads, PromptInputs
 from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
@@ -74,7 +74,7 @@ class Admission:
         self.config, self.ranks, self._returns_logprobs = config, Ranks.of(model), returns_logprobs
         self._shares_prefixes = shares_prefixes
         self._stream: torch.cuda.Stream | None = None
-        self._preparations = Preparations(model)
+        self._preparations, self.leads = Preparations(model), Leads()
         self.pool: BlockPool | None = None
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.present_run: Callable[[], int | None] = lambda: None
@@ -163,7 +163,8 @@ class Admission:
         values = checked_inputs(self.model, len(prompt), values)
         most = self._longest_in_chunks
         is_whole = bool(values) or (most is not None and len(prompt) > most)
-        inputs = PromptInputs(values, partial(prepare_inputs, self.model, prompt)) if is_whole else None
+        prepare = partial(prepare_inputs, self.model, prompt)
+        inputs = PromptInputs(values, prepare, leads=self.leads) if is_whole else None
         if inputs is not None and self._shares_prefixes and most is None:
             inputs.content = content_of(self.model, prompt, values)
         base = self._defaults

@@ -1,4 +1,4 @@
-"""Copying a row of a `TreeCache` into the blocks of a request in flight."""
+"""Copying between a row of a `TreeCache` and the blocks of a request in flight."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ from .paged_cache import PagedCache
 from .tree_cache import TreeCache
 
 
-def copy_row(source: TreeCache, row: int, first: int, target: PagedCache) -> None:
+def copy_start(source: PagedCache | TreeCache, length: int, target: TreeCache) -> None:
+    """Copies the first `length` slots of the only row of `source` into `target`, an empty cache of one row."""
+    for held, layer in zip(source.layers, target.layers, strict=False):
+        if held.is_initialized:
+            keys, values = held.read(0, length)
+            layer.lazy_initialization(keys, values)
+            layer.keys[:, :, :length], layer.values[:, :, :length] = keys, values
+            layer.filled = length
+    target.set_lengths([length])
+
+
+def copy_row(source: TreeCache, row: int, first: int, target: PagedCache, num_held: int = 0) -> None:
     """
     Copies a row of `source`, from slot `first` on, into the blocks and states of the only request that is seated in
-    `target`.
+    `target`, and already has the first `num_held` of these slots.
     """
     end = source.lengths[row]
-    length = end - first
-    target.set_lengths([0])
-    target.write_nodes(0, length)
+    length, first = end - first, first + num_held
+    target.set_lengths([num_held])
+    target.write_nodes(0, end - first)
     window = target.write_window
     assert window is not None
     for layer, held in zip(source.layers, target.layers, strict=False):

@@ -156,7 +156,8 @@ class PrefixCache:
         left = other.length - self._cache.length_of(other.table)
         is_equal = common == len(own) and self._equal.key_of(request) is not None
         length = request.length - 1 if is_equal else common * self._pool.block_size
-        return _is_enough(request, length) and 2 * (length - self._num_shared(request)) >= left
+        gain = _num_usable(request, length) - self._num_shared(request)
+        return gain > 0 and 2 * gain >= left
 
     def _stop_reading(self, request: Request) -> None:
         for key in self._reading.pop(request):
@@ -203,8 +204,8 @@ class PrefixCache:
 
     def _found(self, request: Request, most: int = 0) -> list[int]:
         """
-        The kept blocks that a request's text begins with, in order; none, if some of its images are behind them, and
-        behind the first `most` tokens, which it is going to have.
+        The kept blocks that a request's text begins with, in order; only those before its images, if some of these are
+        behind them, and behind the first `most` tokens, which it is going to have.
         """
         blocks, needs_draft = [], self._needs_draft(request)
         for key in self._keys_before_last(request):
@@ -212,7 +213,12 @@ class PrefixCache:
             if block is None or (needs_draft and block not in self._pool.drafted):
                 break
             blocks.append(block)
-        return blocks if _is_enough(request, max(len(blocks) * self._pool.block_size, most)) else []
+        length = len(blocks) * self._pool.block_size
+        return (
+            blocks
+            if most >= request.num_read_whole
+            else blocks[: _num_usable(request, length) // self._pool.block_size]
+        )
 
     def _keep(self, request: Request) -> None:
         """Keeps the full blocks of a request's committed tokens."""
@@ -267,11 +273,11 @@ class PrefixCache:
             self.forget()
 
 
-def _is_enough(request: Request, length: int) -> bool:
-    """Whether so many tokens at the start of a request's text can be taken over: all of its images, or none."""
-    return length >= request.num_read_whole
+def _num_usable(request: Request, length: int) -> int:
+    """Of so many tokens at the start of a request's text, those that can be taken over: all of its images, or none."""
+    return length if length >= request.num_read_whole else min(length, request.num_lead)
 
 
 def _shift_of(request: Request, length: int) -> torch.Tensor | None:
     """The position shift that another request takes over with so many tokens; None if it is that of texts."""
-    return request.position_shift if _is_enough(request, length) else None
+    return request.position_shift if length >= request.num_read_whole else None

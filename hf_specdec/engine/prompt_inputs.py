@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +25,23 @@ class Content(NamedTuple):
 
 
 @dataclass(eq=False)
+class Leads:
+    """
+    Whether the text before a prompt's first image may be read before the rest, as other texts. One for all prompts of
+    a model.
+
+    Args:
+        work (`bool`, *optional*): whether the model then reads the rest as together with it; None if not known yet.
+    """
+
+    work: bool | None = None
+
+
+@dataclass(eq=False)
 class PromptInputs:
     """
-    Inputs of a prompt beside its tokens. The model reads such a prompt as in plain `generate`: whole, and alone, or
-    together with others that have the same `PromptInputs`.
+    Inputs of a prompt beside its tokens. The model reads such a prompt as in plain `generate`: whole, or from its
+    first image on; and alone, or together with others that have the same `PromptInputs`.
 
     Args:
         values (`dict[str, Any]`): keyword arguments of the model's forward. Their tensors lie on the host: many
@@ -38,9 +51,16 @@ class PromptInputs:
         tokens (`torch.Tensor` of shape `[requests, columns]`, int64, *optional*): the prompts of all requests, padded
             on the left, as the model reads them. None for the one request's own.
         content (`Content`, *optional*): what the prompt may share with others; None if it shares nothing.
+        leads (`Leads`): whether the text before `content` may be read before it.
     """
 
     values: dict[str, Any]
     prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
     tokens: torch.Tensor | None = None
     content: Content | None = None
+    leads: Leads = field(default_factory=Leads)
+
+    @property
+    def num_lead(self) -> int:
+        """Tokens at the start of the prompt that are read as text, before the rest."""
+        return 0 if self.content is None or not self.leads.work else self.content.first

@@ -240,6 +240,11 @@ class Request:
         return len(self.prompt) if self.inputs.content is None else self.inputs.content.end
 
     @property
+    def num_lead(self) -> int:
+        """How many of them are text that may be read before the rest."""
+        return 0 if self.inputs is None else self.inputs.num_lead
+
+    @property
     def needs_noise(self) -> bool:
         """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
         options = self.options

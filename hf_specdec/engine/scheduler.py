@@ -30,7 +30,7 @@ class Chunk:
         width (`int`, *optional*): number of forwarded tokens of each row, for which there may be a CUDA graph. None:
             all rows are padded to the longest.
         is_whole (`bool`, *optional*, defaults to `False`): whether it is the whole prompts of the requests with the
-            same `PromptInputs`, which the model reads as in plain `generate`.
+            same `PromptInputs`, or all that is left of one, which the model reads as in plain `generate`.
     """
 
     requests: list[Request]
@@ -158,7 +158,8 @@ class Scheduler:
             if request.inputs is None or self.prefixes.waits(request) or not self._is_read_whole(request):
                 continue  # the last with another
             together = [one for one in self.active if one.inputs is request.inputs]
-            whole = Chunk(together, [len(one.prompt) for one in together], is_whole=True)
+            counts = [len(one.prompt) - self.cache.length_of(one.table) for one in together]
+            whole = Chunk(together, counts, is_whole=True)
             # One that is longer than a step may read is read all the same.
             if whole.num_tokens <= left or left == self.chunk_size:
                 self.prefixes.copy()
@@ -177,8 +178,8 @@ class Scheduler:
     @property
     def _unread(self) -> list[Request]:
         """
-        Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole. Not
-        those that wait until an older one has read tokens that both have.
+        Requests with tokens to read in chunks: all that are unread, or those before and after the images of a prompt.
+        Not those that wait until an older one has read tokens that both have.
         """
         unread = sorted((one for one in self.active if one.status == RequestStatus.PREFILLING), key=PRIORITY)
         unread = [request for request in unread if not self._is_read_whole(request)]
@@ -187,12 +188,14 @@ class Scheduler:
         return unread
 
     def _is_read_whole(self, request: Request) -> bool:
-        """Whether the next that is read of a request is its prompt as a whole; see `PromptInputs`."""
+        """Whether the next that is read of a request is all that is left of its prompt; see `PromptInputs`."""
         is_unread = request.status == RequestStatus.PREFILLING
-        return is_unread and self.cache.length_of(request.table) < request.num_read_whole
+        return is_unread and request.num_lead <= self.cache.length_of(request.table) < request.num_read_whole
 
     def _num_unread(self, request: Request) -> int:
-        return request.length - self.cache.length_of(request.table)
+        """Tokens that are to be read of a request in chunks: up to its images, or behind them."""
+        length = self.cache.length_of(request.table)
+        return (request.num_lead if length < request.num_lead else request.length) - length
 
     def _padded_chunk(self, unread: list[Request], most: int) -> Chunk | None:
         """A chunk of the first requests of `unread` that pad to at most `most` tokens; None if not even one fits."""
@@ -261,7 +264,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.num_preemptions += 1
         self.remove(request)
-        request.status = RequestStatus.PENDING
+        request.status, request.position_shift = RequestStatus.PENDING, None  # what it has before its images is text
         waiting, place = self.waiting, 0
         while place < len(waiting) and waiting[place].priority < request.priority:
             place += 1

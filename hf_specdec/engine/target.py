@@ -14,18 +14,19 @@ from ..adapters import RequestAdapters
 from ..cache import TreeCache
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
-from ..cache.row_copies import copy_row
+from ..cache.row_copies import copy_row, copy_start
 from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features
 from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
-from ..forwards.whole_prompt import read_whole, shift_after
+from ..forwards.whole_prompt import continues_alike, read_whole, shift_after
 from ..graphs import GraphPool
 from ..graphs.paged import PagedGraphs, next_size
 from ..models.own_positions import preparation_of
 from ..models.positions import last_position, may_refuse
 from ..models.structure import execution_device
+from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import DraftTree
 from .request import Request
@@ -106,7 +107,10 @@ class InFlightTarget(TreeTarget):
         return self.read_padded(tokens, counts, list(map(min, left, counts)), *widths).logits[:, -1]
 
     def _read_whole(self, requests: list[Request]) -> torch.Tensor:
-        """Reads prompts with their inputs into a cache of their own, and copies its rows into the requests' blocks."""
+        """
+        Reads prompts with their inputs into a cache of their own, and copies its rows into the requests' blocks. One
+        request may have the text before its images.
+        """
         inputs, length = requests[0].inputs, max(len(request.prompt) for request in requests)
         assert inputs is not None
         padding = [length - len(request.prompt) for request in requests]
@@ -115,6 +119,9 @@ class InFlightTarget(TreeTarget):
             config, model_kwargs = inputs.prepare(inputs.values)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
+        num_held = self.cache.lengths[0]
+        if num_held:
+            copy_start(self.cache, num_held, cache)
         with self.running(), self.adapters.of_seated(len(tokens), tokens.shape[1], False):
             outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
         if cache.lengths[0] != length:
@@ -131,11 +138,16 @@ class InFlightTarget(TreeTarget):
             shift = shifts[..., row : row + 1]
             request.position_shift = None if bool((shift == of_texts).all()) else shift
             self.seat([request])
-            copy_row(cache, row, first, self.cache)
+            copy_row(cache, row, first, self.cache, num_held)
         self.seat(requests)
         if self.features is not None and any(padding):
             self.features.drop_padding(padding)
-        return outputs.logits[:, -1]
+        logits = outputs.logits[:, -1]
+        if inputs.leads.work is None and inputs.content is not None and inputs.content.first > 0:
+            with self.adapters.of_seated(len(tokens), tokens.shape[1], False):
+                works = continues_alike(self.model, cache, inputs.content.first, tokens, config, model_kwargs)
+            inputs.leads.work = Ranks.of(self.model).least(int(works)) == 1
+        return logits
 
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:
         """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""

@@ -10,6 +10,8 @@ from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
 from ..cache import TreeCache, beside_encoder
+from ..cache.layers import TreeLayer
+from ..cache.row_copies import copy_start
 from ..compat import cache_name_of
 from ..models.own_positions import counts_by_mask, preparation_of
 from ..models.structure import keeping_one_logit, shares_kv
@@ -26,7 +28,7 @@ def read_whole(
     encoder_cache: Any = None,
 ) -> ModelOutput:
     """
-    Forwards prompts into a cache and commits them there.
+    Forwards prompts into a cache and commits them there; of one prompt, what follows the slots that the cache holds.
 
     Args:
         model (`PreTrainedModel`): the target.
@@ -53,6 +55,39 @@ def read_whole(
             "without `assistant_model`."
         )
     return outputs
+
+
+@torch.no_grad()
+def continues_alike(
+    model: PreTrainedModel,
+    cache: TreeCache,
+    first: int,
+    tokens: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> bool:
+    """
+    Whether a model makes the same K/V from a prompt that it has read into `cache` if it reads the tokens from `first`
+    on later than those before, up to rounding. Not so where positions or masks are made from the tokens at hand alone.
+    """
+    layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.is_initialized]
+    if cache.state_layers or any(layer.index_keys is not None or layer.positions is not None for layer in layers):
+        return False
+    length = cache.lengths[0]
+    other = TreeCache(len(cache.layers), 1, cache.device, capacity=length)
+    copy_start(cache, first, other)
+    try:
+        read_whole(model, other, tokens, generation_config, model_kwargs, records=False)
+    except Exception:  # noqa: BLE001  (such as a mask of another size)
+        return False
+    if other.lengths[0] != length:
+        return False
+    return all(
+        (one - its).norm() <= torch.finfo(one.dtype).eps ** 0.5 * one.norm()
+        for layer, made in zip(cache.layers, other.layers, strict=True)
+        if layer.is_initialized
+        for one, its in zip(layer.read(first, length), made.read(first, length), strict=True)
+    )
 
 
 def _logits_of_prompt(model: PreTrainedModel, records: bool) -> dict[str, Any]:

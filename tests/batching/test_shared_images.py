@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,23 +10,15 @@ import torch
 from support import vision
 from support.batches import assert_nothing_left, manager_of, run_together, text_alone
 from support.graphs import install_stand_in
-from support.heads import tiny_head
-from support.models import noisy_copy
-from support.vision import Inputs
+from support.vision import DRAFTS, Inputs
 from transformers import PreTrainedModel
 
-from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
 from hf_specdec.batching.content import content_of
 from hf_specdec.engine import prefix_keys, prefixes, target
 
 
 SIZE = 4
-DRAFTS: dict[str, Callable[[PreTrainedModel], Any]] = {
-    "ngram": lambda model: NgramDraft(),
-    "model": noisy_copy,
-    "head": tiny_head,
-}
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,11 +20,20 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from .models import VOCAB, prompts, tiny_config
+from hf_specdec import NgramDraft
+
+from .heads import tiny_head
+from .models import VOCAB, noisy_copy, prompts, tiny_config
 
 
 IMAGE, IMAGE_START, IMAGE_END, VIDEO = VOCAB - 1, VOCAB - 2, VOCAB - 3, VOCAB - 4
 Inputs = dict[str, torch.Tensor]
+
+DRAFTS: dict[str, Callable[[PreTrainedModel], Any]] = {
+    "ngram": lambda model: NgramDraft(),
+    "model": noisy_copy,
+    "head": tiny_head,
+}
 
 
 def _vision(**values: int) -> dict[str, int]:

@@ -1,0 +1,134 @@
+"""Text before a prompt's first image is read in chunks, and shared, as other texts; the image with what follows it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import vision
+from support.batches import assert_nothing_left, manager_of, run_together
+from support.vision import DRAFTS, Inputs
+from transformers import PreTrainedModel
+
+from hf_specdec.batching import Limits
+from hf_specdec.engine.request import Request
+from hf_specdec.engine.target import InFlightTarget
+from hf_specdec.forwards import whole_prompt
+
+
+LEAD, CHUNK, NEW, SIZE = 40, 16, 6, 4
+FIRST = LEAD // SIZE * SIZE
+"""Tokens before the images in full blocks."""
+
+
+@cache
+def family(name: str) -> tuple[PreTrainedModel, list[Inputs], list[list[int]]]:
+    """A model, prompts that begin with one text, with an image, another, and two, and what plain `generate` writes."""
+    model = vision.VISION_MODELS[name][0]()
+    one, two = vision.ragged_image_prompts(name, ((LEAD, 21), (LEAD, 3, 5)))
+    two["input_ids"][:, :LEAD] = one["input_ids"][:, :LEAD]
+    prompts = [one, one | {"pixel_values": -3 * one["pixel_values"].flip(-1)}, two]
+    texts = []
+    for inputs in prompts:
+        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
+    assert texts[0] != texts[1], "else the image would not matter"
+    return model, prompts, texts
+
+
+def lead_of(name: str) -> int:
+    """Tokens before the first one that tells of an image: LLaVA's config names none around it."""
+    return LEAD + (name == "llava")
+
+
+def manager_for(name: str, kind: str = "ngram", **options: Any) -> Any:
+    model = family(name)[0]
+    own = Limits(**{"num_blocks": 200, "block_size": SIZE, "chunk_size": CHUNK} | options)
+    return manager_of(model, DRAFTS[kind](model), continuous_batching_config=own)
+
+
+def write(manager: Any, *prompts: Inputs) -> list[list[int]]:
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    return run_together(manager, [manager._admission.request(str(n), one, options) for n, one in enumerate(prompts)])
+
+
+def noting_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
+    """For every prefill forward from now on: whether it reads images, its first slot, and its number of tokens."""
+    found: list[tuple[bool, int, int]] = []
+    read = InFlightTarget.read
+
+    def noting(self: InFlightTarget, chunk: Any) -> torch.Tensor:
+        first = self.cache.length_of(chunk.requests[0].table)
+        found.append((chunk.is_whole, first, max(chunk.counts)))
+        return read(self, chunk)
+
+    monkeypatch.setattr(InFlightTarget, "read", noting)
+    return found
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("name", vision.VISION_MODELS)
+def test_new_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a text that others have read, in one forward with what follows."""
+    _, prompts, texts = family(name)
+    manager, reads = manager_for(name, kind), noting_reads(monkeypatch)
+    assert [text for inputs in prompts for text in write(manager, inputs)] == texts
+    if manager._admission.leads.work:  # else all three are read whole: as Gemma 3 by older releases
+        lengths = [inputs["input_ids"].shape[1] for inputs in prompts]
+        of_images = [(first, count) for is_whole, first, count in reads if is_whole]
+        first = lead_of(name)
+        assert of_images == [(0, lengths[0]), (first, lengths[1] - first), (first, lengths[2] - first)]
+        assert manager.state.num_prefix_hits >= 2 * (FIRST - SIZE)
+    assert manager._admission.leads.work or name == "gemma3"
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_long_texts_before_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks, once for all."""
+    _, prompts, texts = family(name)
+    manager = manager_for(name, "model")
+    assert write(manager, prompts[0]) == texts[:1]
+    manager.reset_prefix_cache()
+    reads = noting_reads(monkeypatch)
+    assert write(manager, *prompts, *prompts) == texts * 2
+    assert {first for is_whole, first, _ in reads if is_whole} == {lead_of(name)}
+    assert max(count for is_whole, _, count in reads if not is_whole) <= CHUNK
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("wrong", ["positions", "text", "image"])
+def test_wrong_cuts_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images at positions from zero, behind a text of zeros, and cut in two: by the trial, and by the tests above."""
+    model, prompts, texts = family("llava")
+    if wrong == "positions":
+        prefill = type(model)._prefill
+
+        def at_zero(self: Any, tokens: torch.Tensor, config: Any, inputs: dict[str, Any]) -> Any:
+            held = inputs["past_key_values"].get_seq_length()
+            positions = inputs.get("position_ids", torch.arange(tokens.shape[1])[None])
+            return prefill(self, tokens, config, inputs | {"position_ids": positions - held})
+
+        monkeypatch.setattr(type(model), "_prefill", at_zero)
+    elif wrong == "text":
+
+        def zeros(source: Any, length: int, target: Any) -> None:
+            copy_start(source, length, target)
+            for layer in target.layers:
+                layer.keys.zero_()
+
+        copy_start = whole_prompt.copy_start
+        for module in ("forwards.whole_prompt", "engine.target"):
+            monkeypatch.setattr(f"hf_specdec.{module}.copy_start", zeros)
+    else:
+        monkeypatch.setattr(Request, "num_lead", LEAD + 3)
+    manager = manager_for("llava")
+    if wrong != "image":
+        assert write(manager, *prompts) == texts
+        assert manager._admission.leads.work is False
+        manager._admission.leads.work = True
+        manager.reset_prefix_cache()
+    with pytest.raises(AssertionError):
+        assert write(manager, *prompts) == texts
