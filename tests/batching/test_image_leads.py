@@ -13,6 +13,7 @@ from support.vision import DRAFTS, Inputs
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import Limits
+from hf_specdec.compat import cache_name_of
 from hf_specdec.engine.request import Request
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards import whole_prompt
@@ -107,7 +108,7 @@ def test_wrong_cuts_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -
         prefill = type(model)._prefill
 
         def at_zero(self: Any, tokens: torch.Tensor, config: Any, inputs: dict[str, Any]) -> Any:
-            held = inputs["past_key_values"].get_seq_length()
+            held = inputs[cache_name_of(model)].get_seq_length()
             positions = inputs.get("position_ids", torch.arange(tokens.shape[1])[None])
             return prefill(self, tokens, config, inputs | {"position_ids": positions - held})
 
