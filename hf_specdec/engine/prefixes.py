@@ -274,7 +274,7 @@ class PrefixCache:
 
 
 def _num_usable(request: Request, length: int) -> int:
-    """Of so many tokens at the start of a request's text, those that can be taken over: all of its images, or none."""
+    """How many of the first `length` tokens of a request can be taken over: all of its images, or none."""
     return length if length >= request.num_read_whole else min(length, request.num_lead)
 
 
