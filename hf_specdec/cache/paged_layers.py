@@ -146,6 +146,7 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
 
     def positions_of(self, slots: torch.Tensor) -> torch.Tensor:
         positions, known = super().positions_of(slots), self.cache.prompt_positions
+        positions = positions.clone() if known else positions  # may be one row for all
         for row, table in enumerate(self.cache.tables if known else ()):
             own = known.get(table)
             if own is not None:

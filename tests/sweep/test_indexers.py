@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import limits
 
 from hf_specdec import last_metrics
 from hf_specdec.cache.index_keys import HoldsIndexKeys
 from hf_specdec.compat import CACHE
 from hf_specdec.forwards import selecting
 
+from .building import tiny_model
+from .images import with_images
 from .modes import ROWS, TREE, prompts
+from .registry import Pair
 from .state_modes import PADDED, TOGETHER, outcome_of
 from .test_faults import runner_of
 
@@ -66,3 +70,18 @@ def test_turns(family: str) -> None:
             inputs = {"input_ids": text, "attention_mask": mask}
         found.append(text.tolist())
     assert found[0] == found[1]
+
+
+def test_images_beside_texts() -> None:
+    """Indexers know the positions of an image in one row, and count along the text in another."""
+    skip_if_refused("qwen4_exp_text")
+    model = tiny_model(Pair("qwen4_exp", "Qwen4ExpForConditionalGeneration"))
+    image = with_images(model, prompts(1))
+    together: list[Any] = [image, image["input_ids"][0, :9].tolist()]
+    options = {"do_sample": False, "max_new_tokens": 8}
+    plain = [model.generate(**image, **options), model.generate(image["input_ids"][:, :9], **options)]
+    found = model.generate_batch(
+        together, assistant_model="ngram", tree=TREE, continuous_batching_config=limits(), **options
+    )
+    assert [output.error for output in found.values()] == [None, None]
+    assert [output.generated_tokens for output in found.values()] == [text[0, -8:].tolist() for text in plain]
