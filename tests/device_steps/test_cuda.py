@@ -40,3 +40,21 @@ def test_images(name: str, kind: str) -> None:
     texts = [model.generate(**inputs, **CALL)[0].tolist() for inputs in prompts]
     outputs = model.generate_batch(prompts, continuous_batching_config=limits(), **call)
     assert [output.prompt_ids + output.generated_tokens for output in outputs.values()] == texts
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_new_images_behind_a_shared_text(name: str) -> None:
+    """The text is read in chunks or found, and the images behind it."""
+    model, _ = of_family(name)
+    (one,) = vision.ragged_image_prompts(name, ((40, 5),))
+    one = {key: (value.float() if value.is_floating_point() else value).cuda() for key, value in one.items()}
+    prompts = [one, one | {"pixel_values": -3 * one["pixel_values"].flip(-1)}]
+    texts = [model.generate(**inputs, **CALL)[0, one["input_ids"].shape[1] :].tolist() for inputs in prompts]
+    assert texts[0] != texts[1]
+    with model.continuous_batching_context_manager(
+        assistant_model=tiny_head(model).cuda(), tree=IRREGULAR, continuous_batching_config=limits()
+    ) as manager:
+        for inputs, text in zip(prompts, texts, strict=True):
+            request = manager.add_request(inputs, **CALL)
+            assert manager.get_result(request).generated_tokens == text
+        assert manager.state.num_prefix_hits >= 32
