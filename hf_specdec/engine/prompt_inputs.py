@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 
+LEAST_LEAD = 16
+"""Fewest tokens before an image that are read by themselves."""
+
+
 class Content(NamedTuple):
     """
     What the inputs of a prompt say, and where: of two prompts that are equal up to the end, with equal digests, the
@@ -61,6 +65,11 @@ class PromptInputs:
     leads: Leads = field(default_factory=Leads)
 
     @property
+    def has_lead(self) -> bool:
+        """Whether so much text comes before `content` that reading it by itself may be worth a forward more."""
+        return self.content is not None and self.content.first >= LEAST_LEAD
+
+    @property
     def num_lead(self) -> int:
         """Tokens at the start of the prompt that are read as text, before the rest."""
-        return 0 if self.content is None or not self.leads.work else self.content.first
+        return self.content.first if self.content is not None and self.has_lead and self.leads.work else 0

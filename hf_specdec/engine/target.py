@@ -143,7 +143,7 @@ class InFlightTarget(TreeTarget):
         if self.features is not None and any(padding):
             self.features.drop_padding(padding)
         logits = outputs.logits[:, -1]
-        if inputs.leads.work is None and inputs.content is not None and inputs.content.first > 0:
+        if inputs.leads.work is None and inputs.content is not None and inputs.has_lead:
             with self.adapters.of_seated(len(tokens), tokens.shape[1], False):
                 works = continues_alike(self.model, cache, inputs.content.first, tokens, config, model_kwargs)
             inputs.leads.work = Ranks.of(self.model).least(int(works)) == 1

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.batching import Limits
 from hf_specdec.batching.content import content_of
-from hf_specdec.engine import prefix_keys, prefixes, target
+from hf_specdec.engine import prefix_keys, prefixes, prompt_inputs, target
 
 
 SIZE = 4
@@ -124,6 +124,7 @@ def test_equal_prompts_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("captured", [False, True])
 def test_few_blocks(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside prompts with the same text and no image, where requests lose their blocks and find them again."""
+    monkeypatch.setattr(prompt_inputs, "LEAST_LEAD", 1)
     dtype = torch.float32 if captured else torch.float64
     if captured:
         install_stand_in(monkeypatch, with_kernel=True)
