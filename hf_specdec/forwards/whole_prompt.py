@@ -83,11 +83,16 @@ def continues_alike(
     if other.lengths[0] != length:
         return False
     return all(
-        (one - its).norm() <= torch.finfo(one.dtype).eps ** 0.5 * one.norm()
+        _greatest(one - its) <= torch.finfo(one.dtype).eps ** 0.5 * one.norm() / (length - first) ** 0.5
         for layer, made in zip(cache.layers, other.layers, strict=True)
         if layer.is_initialized
         for one, its in zip(layer.read(first, length), made.read(first, length), strict=True)
     )
+
+
+def _greatest(states: torch.Tensor) -> torch.Tensor:
+    """The greatest norm of any token among `states`, `[1, heads, tokens, size]`: a wrong mask changes only some."""
+    return states.transpose(1, 2).flatten(2).norm(dim=2).max()
 
 
 def _logits_of_prompt(model: PreTrainedModel, records: bool) -> dict[str, Any]:

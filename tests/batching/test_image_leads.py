@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -133,3 +134,15 @@ def test_wrong_cuts_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -
         manager.reset_prefix_cache()
     with pytest.raises(AssertionError):
         assert write(manager, *prompts) == texts
+
+
+@pytest.mark.parametrize("name", vision.VISION_MODELS)
+def test_trials_in_bfloat16(name: str) -> None:
+    """A trial tells rounding from a wrong mask in bfloat16, too."""
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        model, prompt = copy.deepcopy(family(name)[0]).to(dtype), family(name)[1][0]
+        manager = manager_of(model, "ngram", continuous_batching_config=Limits(num_blocks=200, block_size=SIZE))
+        write(manager, prompt | {"pixel_values": prompt["pixel_values"].to(dtype)})
+        found.append(manager._admission.leads.work)
+    assert found[0] is found[1] is not None
