@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,12 +52,23 @@ class Ranks:
         return self.group is not None
 
     def agree(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor; all ranks pass equal shapes and dtypes. Waits only for a tensor on another device."""
+        """
+        Rank 0's tensor; all ranks pass equal shapes and dtypes. Waits only for a tensor on another device: else it can
+        be captured in a CUDA graph.
+        """
         if self.group is None:
             return tensor
         sent = tensor.to(self.device, copy=True).contiguous()
         dist.broadcast(sent, src=dist.get_global_rank(self.group, 0), group=self.group)
         return sent.to(tensor.device)
+
+    def agree_on_parts(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Rank 0's tensors of integers or bools, in one broadcast."""
+        if self.group is None:
+            return list(parts)
+        sent = self.agree(torch.cat([part.flatten().long() for part in parts]))
+        pieces = sent.split([part.numel() for part in parts])
+        return [piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)]
 
     def agree_on(self, *numbers: float) -> list[float]:
         """Rank 0's `numbers`, as floats."""
@@ -71,6 +84,27 @@ class Ranks:
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group)
         return int(least)
 
+    def on_all(self, holds: bool) -> bool:
+        """Whether something holds on all ranks."""
+        return bool(self.least(int(holds)))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """
+        A context for a capture, which all ranks have or none: an exception on one rank is one on all. (The ranks must
+        run the same forwards, and a capture runs one more.)
+
+        Raises:
+            RuntimeError: if another rank has failed.
+        """
+        try:
+            yield
+        except Exception:
+            self.on_all(False)
+            raise
+        if not self.on_all(True):
+            raise RuntimeError("another rank has failed")
+
     def agree_on_draft(self, draft: DraftTree) -> DraftTree:
         """Rank 0's draft tokens in rank 0's tree; all ranks' trees must have equally many nodes and levels."""
         if self.group is None or draft.num_nodes == 0:
@@ -80,14 +114,12 @@ class Ranks:
         if not topology.is_static:
             parts.append(topology.parents)
         if draft.valid is not None:
-            parts.append(draft.valid.long())
-        sent = self.agree(torch.cat([part.flatten() for part in parts]))
-        pieces = sent.split([part.numel() for part in parts])
-        agreed = [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+            parts.append(draft.valid)
+        agreed = self.agree_on_parts(parts)
         tokens = agreed.pop(0)
         if not topology.is_static:
             topology = Topology.of_parents(agreed.pop(0), topology.depth)
-        return replace(draft, tokens=tokens, topology=topology, valid=agreed.pop().bool() if agreed else None)
+        return replace(draft, tokens=tokens, topology=topology, valid=agreed.pop() if agreed else None)
 
     def share_random_state(self) -> None:
         """Gives all ranks the random state of rank 0, so that they draw alike."""

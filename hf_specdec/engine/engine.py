@@ -264,7 +264,7 @@ class Engine:
         """
         scheduler = self.scheduler
         return not (
-            self.ranks.are_several
+            (self.ranks.are_several and self.choices.are_learning)  # of times, on which ranks agree after each step
             or not self.runs_ahead
             or self.has_news()
             or any(request.is_over or request.draft_backoff.left for request in requests)
@@ -329,4 +329,5 @@ class Engine:
         before, self.last_end = self.last_end, outcome.came_at
         if before is None or outcome.captured:
             return None
-        return outcome.came_at - max(before, outcome.launched_at)
+        seconds = outcome.came_at - max(before, outcome.launched_at)
+        return self.ranks.agree_on(seconds)[0] if self.choices.are_learning else seconds

@@ -67,6 +67,11 @@ class TreeChoices:
         """Whether all requests take the same given tree for the time being; see `always`."""
         return self._always is not None
 
+    @property
+    def are_learning(self) -> bool:
+        """Whether "auto" chooses for any row of the present step, and learns from it."""
+        return bool(self._asked)
+
     def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
         """Trees that a request may take: its own, all of its schedule, and those that "auto" chooses from."""
         tree = None if request.options.plan is None else request.options.plan.tree

@@ -20,6 +20,7 @@ from ..engine.policy import LoadPolicy
 from ..forwards.chunks import busy_at, chunk_size_for
 from ..models.modules import num_parameters_of
 from ..plan import SpeculationPlan
+from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import AutoTree, TreeSchedule
 
@@ -93,7 +94,10 @@ def borrowed_engine(
         kept: _Kept = vars(model).setdefault(_ATTRIBUTE, _Kept())
         key = _with_room(kept, key)
         engine, last_work = kept.pop(key, (None, None))
-    if engine is None and not _has_memory(model, drafter, key):
+    ranks = Ranks.of(model)
+    if not ranks.on_all(engine is not None):  # each rank frees its drafts when it may
+        engine = last_work = None
+    if engine is None and not ranks.on_all(_has_memory(model, drafter, key)):
         yield None
         return
     if last_work is not None:

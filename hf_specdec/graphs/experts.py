@@ -84,6 +84,15 @@ def experts_of(model: PreTrainedModel) -> str | None:
     return _implementation_of(model.config.get_text_config(decoder=True))
 
 
+def has_experts(model: PreTrainedModel) -> bool:
+    """Whether a model has mixtures of experts whose implementation can be switched."""
+    return any(map(_are_experts, modules_of(model)))
+
+
+def _are_experts(module: nn.Module) -> bool:
+    return {"has_gate", "is_transposed"} <= vars(module).keys()
+
+
 def _implementation_of(config: PreTrainedConfig) -> str | None:
     found: str | None = _switches.said(config)
     return found
@@ -108,7 +117,7 @@ def _configs_that_wait(model: PreTrainedModel) -> list[PreTrainedConfig]:
     waits: dict[int, tuple[PreTrainedConfig, list[bool]]] = {}
     for module in modules_of(model):
         config = vars(module).get("config")
-        if isinstance(config, PreTrainedConfig) and {"has_gate", "is_transposed"} <= vars(module).keys():
+        if isinstance(config, PreTrainedConfig) and _are_experts(module):
             waits.setdefault(id(config), (config, []))[1].append(_waits(module, _implementation_of(config)))
     return [config for config, found in waits.values() if all(found)]
 

@@ -6,15 +6,17 @@ import warnings
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ..attention import implementation_of, obstacle_to_branches, partial_kinds_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
+from ..ranks import Ranks
 from ..states import is_attention_free, layer_kinds_of
 from ..states.served import obstacle_to_kernels
 from .capturing import RECORDERS
-from .experts import experts_of
+from .experts import experts_of, has_experts
 
 
 def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -> str | None:
@@ -40,8 +42,9 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     modules = modules_of(model)
     if len({parameter.device for parameter in parameters_of(modules)}) > 1 or hasattr(model, "_hf_hook"):
         return "is spread over devices"
-    if getattr(model, "_tp_size", None) not in (None, 1):
-        return "is spread over processes"
+    obstacle = _obstacle_of_ranks(model)
+    if obstacle is not None:
+        return obstacle
     if model.training:
         return "is in training mode"
     if torch.is_autocast_enabled(model.device.type):
@@ -53,6 +56,18 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return obstacle
     if has_hooks_for_graphs(modules):
         return "has forward hooks, which a graph would pass by"
+    return None
+
+
+def _obstacle_of_ranks(model: PreTrainedModel) -> str | None:
+    """What keeps the exchanges between the processes of a tensor-parallel model out of graphs."""
+    ranks = Ranks.of(model)
+    if ranks.group is None:
+        return None
+    if model.device.type == "cuda" and "nccl" not in dist.get_backend(ranks.group):
+        return f"is spread over processes that exchange by {dist.get_backend(ranks.group)}, and not by nccl"
+    if has_experts(model):
+        return "has experts that are spread over processes"
     return None
 
 
@@ -76,7 +91,8 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
     captured anew.
     """
     modules = modules_of(model)
-    places = tuple(tensor.data_ptr() for tensor in (*parameters_of(modules), *buffers_of(modules)))
+    tensors = (*parameters_of(modules), *buffers_of(modules))
+    places = tuple(getattr(tensor, "_local_tensor", tensor).data_ptr() for tensor in tensors)  # this rank's part
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
         for module in modules

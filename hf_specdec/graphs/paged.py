@@ -22,6 +22,7 @@ from ..forwards.chunks import WIDTHS
 from ..forwards.node_inputs import NodeInputs
 from ..forwards.tree_forward import TreeForward
 from ..kernels import kernels_are_installed
+from ..ranks import Ranks
 from ..states import StaticKernelForward
 from . import RECORDERS, GraphPool, Record, RecordedForward, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 
@@ -59,6 +60,7 @@ class PagedGraphs:
         self._graphs: dict[Any, PagedForward] = {}
         self._seen: set[Any] = set()
         self._fingerprint: Any = None
+        self._ranks = Ranks.of(model)
 
     @classmethod
     def of(
@@ -80,9 +82,10 @@ class PagedGraphs:
         Drops graphs if weights have moved since their capture, or what else they depend on (`key`) has changed, and
         checks again whether graphs are possible.
         """
-        self.works = not self._failed and obstacle_to_graphs(self.model, "auto") is None
+        can_work = not self._failed and obstacle_to_graphs(self.model, "auto") is None
+        self.works = self._ranks.on_all(can_work)
         fingerprint = fingerprint_of(self.model), key
-        if fingerprint != self._fingerprint:
+        if not self._ranks.on_all(fingerprint == self._fingerprint):
             self._graphs.clear()
             self._seen.clear()
             if self._pool is not None:
@@ -117,7 +120,8 @@ class PagedGraphs:
         if captured is None:
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
-                captured = PagedForward(forward, nodes, inputs, size, record)
+                with self._ranks.together():
+                    captured = PagedForward(forward, nodes, inputs, size, record)
             except RuntimeError as error:
                 self._give_up(error)
                 return None

@@ -19,6 +19,7 @@ from ..attention import TreeContext
 from ..attention.kernel import NODES_PER_WORD
 from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token
 from ..forwards.chunks import WIDTHS
+from ..ranks import Ranks
 from ..states import PendingPaths
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
@@ -124,7 +125,8 @@ class GraphStore:
         if captured is None:
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
-                captured = CapturedForward(forward, nodes, context, record)
+                with Ranks.of(forward.model).together():
+                    captured = CapturedForward(forward, nodes, context, record)
             except RuntimeError as error:
                 self._give_up(forward.model, error)
                 return None
@@ -179,17 +181,17 @@ class GraphLoans:
             return None
         if obstacle_to_graphs(model, self.wanted) is not None:
             return None
+        ranks = Ranks.of(model)
         num_slots += NODES_PER_WORD  # padding nodes after those of a step, to which no query attends
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         # Tensors made in inference mode cannot be used outside of it.
         key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
-            if shelf is None or shelf.fingerprint != fingerprint:
+            if not ranks.on_all(shelf is not None and shelf.fingerprint == fingerprint):
                 shelf = _shelves[model] = _Shelf(fingerprint)
-            if key in shelf.lent:
-                return None
-            if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
+            is_free = key not in shelf.lent
+            if not ranks.on_all(is_free and (key in shelf.stores or _has_memory(model, batch_size, capacity))):
                 return None
             store = shelf.stores.pop(key, None) or GraphStore(capacity)
             spare = [old for old in shelf.stores if old not in shelf.lent]  # the least recently used first

@@ -19,7 +19,7 @@ from support.ranks import say_where_if_stuck, write_result
 from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 import hf_specdec
-from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, TokenTree
 from hf_specdec.models.hooks import foreign_hooks
 
 
@@ -123,13 +123,9 @@ def texts_of(rank: int, target: PreTrainedModel, folder: Path) -> dict[str, Any]
 def refusals_of(target: PreTrainedModel) -> dict[str, str]:
     """Messages of what a tensor-parallel target is not for."""
     manager = target.init_continuous_batching(assistant_model=NgramDraft())
-    graphs = SpeculativeConfig(cuda_graphs=True)
     calls = {
         "add_request": lambda: manager.add_request([5, 6]),
         "add_requests": lambda: manager.add_requests([[5, 6]]),
-        "graphs": lambda: target.generate(
-            **inputs_of(target.device), assistant_model=NgramDraft(), speculative_config=graphs, max_new_tokens=4
-        ),
     }
     messages = {}
     for name, call in calls.items():

@@ -26,6 +26,11 @@ class Steps:
 def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
     """Lets whole steps run on the CPU, and counts them."""
     install_stand_in(monkeypatch, with_kernel, counts=False)
+    return count(monkeypatch)
+
+
+def count(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Counts whole steps."""
     found = Steps()
     capture, launch = InFlightStep.capture, InFlightStep.launch
 

@@ -12,6 +12,7 @@ from ...cache.device_paged_cache import DevicePagedCache, places_of
 from ...compiling.layers import compiled_function
 from ...graphs import Record, with_captured_experts
 from ...random_generators import draws_undone
+from ...ranks import Ranks
 from ...verification.device_warpers import TEXTS
 from ..request import Request
 from .rows import InFlightRows, RowValues, StepSize
@@ -46,6 +47,7 @@ class CapturedStep(ABC):
         store = drafting.features
         trash_slot = 0 if store is None else store.trash_slot
         self._target: Any = target
+        self._ranks = Ranks.of(target.model)
         self._models: Any = (target.model, *drafting.parts)
         has_texts = not TEXTS.isdisjoint(processing)
         text_length = size.blocks * target.cache.pool.block_size + size.depth + 1 if has_texts else 0

@@ -102,9 +102,9 @@ class PromptStep(CapturedStep):
         is_nan = rows_with_nan(logits, highest)
         highest = highest if chosen_from is logits else chosen_from.amax(dim=-1)
         accepted = self._walks.checked(highest, path, accepted)
-        self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
+        self._report.copy_(self._ranks.agree(torch.stack([accepted, is_nan, next_tokens], dim=1)))
         if self._logprobs is not None:
-            self._logprobs.note(logits, path, next_tokens[:, None])
+            self._logprobs.note(logits, path, self._report[:, 2:])
         return [self._report]
 
     def _read_by_head(

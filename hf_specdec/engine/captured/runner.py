@@ -15,6 +15,7 @@ from ...compiling.layers import any_number_of_shapes
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
+from ...ranks import Ranks
 from ...states.kernel import MOST_NODES
 from ...trees import DynamicTree, TokenTree
 from ...verification import Walk
@@ -78,6 +79,7 @@ class DeviceSteps:
         Whether rows of a step may be verified in different ways, and have seeds; else a step does what its rows need.
         """
         self._target, self._drafting, self._cuda_graphs, self._pool = target, drafting, cuda_graphs, pool
+        self._ranks = Ranks.of(target.model)
         self._values, self._steps = ValuesOfRows(drafting), CapturedSteps()
         self._fingerprint: Any = None
         self.has_failed = False
@@ -122,7 +124,7 @@ class DeviceSteps:
         """
         models = (self._target.model, *self._drafting.parts)
         forward = self._target.forward
-        self.works = (
+        can_work = (
             self._cuda_graphs is not False
             and not self.has_failed
             and kernels_are_installed()
@@ -132,6 +134,7 @@ class DeviceSteps:
             and forward.has_kernels
             and forward.dtype in DTYPES
         )
+        self.works = self._ranks.on_all(can_work)
         if self.compiles and not self.works and not self.has_failed:
             warnings.warn(
                 "`compile=True` has no effect: steps of these requests do not run whole on a CUDA device.",
@@ -139,7 +142,7 @@ class DeviceSteps:
             )
             self.compiles = False
         fingerprint = [self._target.adapters.key, *(fingerprint_of(model) for model in models)]
-        if fingerprint != self._fingerprint:
+        if not self._ranks.on_all(fingerprint == self._fingerprint):
             self._steps.clear()
             self._read.clear()
             self.prompts.clear()
@@ -221,7 +224,7 @@ class DeviceSteps:
         can_run = self.works and self._target.cache.has_memory
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
-        if self._target.cache.state_layers and has_grammar(requests):
+        if (self._target.cache.state_layers or self._ranks.are_several) and has_grammar(requests):
             return None
         shifts = [request.position_shift for request in requests]
         if any(shift is not None and shift.dim() != 2 for shift in shifts):
@@ -318,7 +321,7 @@ class DeviceSteps:
             name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
-            with any_number_of_shapes() if compiles else nullcontext():
+            with self._ranks.together(), any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
         except Exception as error:  # for whatever reason: requests run without captured steps
             if compiles:
@@ -334,7 +337,7 @@ class DeviceSteps:
             return False
         self._captures += 1
         if not compiles or self._captures > 1:  # the first one compiles for all
-            self.seconds_of_capture = time.perf_counter() - start
+            self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]
         return True
 
     def _note(self, part: StepPart, outcome: Outcome) -> None:

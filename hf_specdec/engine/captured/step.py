@@ -161,6 +161,7 @@ class InFlightStep(CapturedStep):
             self._compile(self.draft.forward)
         rows, depth = self.rows, self.rows.size.depth
         draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
+        draft = self._ranks.agree_on_draft(draft)
         topology = draft.topology
         if depth > 0:
             usable = draft.usable(rows.room)
@@ -184,7 +185,8 @@ class InFlightStep(CapturedStep):
         is_nan = rows_with_nan(logits, highest)
         if self.kind.has_grammars:
             highest = force(logits, highest, rows.forced, walked, topology)
-        path, accepted, next_tokens, chosen_from = self._walks.walk(logits, draft, walked)
+        *found, chosen_from = self._walks.walk(logits, draft, walked)
+        path, accepted, next_tokens = self._ranks.agree_on_parts(found)
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if self.kind.has_grammars:
@@ -213,7 +215,7 @@ class InFlightStep(CapturedStep):
             report.append(offered_columns(path, topology.parents, usable))
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
-        self._report.copy_(torch.cat(report, dim=1))
+        self._report.copy_(self._ranks.agree(torch.cat(report, dim=1)))
         cache.keep_states(path, accepted, is_nan)
         self.draft.leave(is_nan)
         if self.can_repeat:
