@@ -11,6 +11,7 @@ import torch
 
 from ..building import building
 from ..random_generators import generator_held
+from . import exchanges
 from .streams import own_stream
 
 
@@ -71,6 +72,8 @@ def _capture_on(
         raise
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+
+    exchanges.note(graph)
 
     def replay() -> None:
         with generator_held(device):

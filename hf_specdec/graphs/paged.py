@@ -25,6 +25,7 @@ from ..kernels import kernels_are_installed
 from ..ranks import Ranks
 from ..states import StaticKernelForward
 from . import RECORDERS, GraphPool, Record, RecordedForward, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from .exchanges import captured_together
 
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class PagedGraphs:
         if captured is None:
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
-                with self._ranks.together():
+                with captured_together(self._ranks):
                     captured = PagedForward(forward, nodes, inputs, size, record)
             except RuntimeError as error:
                 self._give_up(error)

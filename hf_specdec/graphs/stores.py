@@ -22,6 +22,7 @@ from ..forwards.chunks import WIDTHS
 from ..ranks import Ranks
 from ..states import PendingPaths
 from .capturing import RECORDERS, GraphPool
+from .exchanges import captured_together
 from .forwards import CapturedForward
 from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 
@@ -125,7 +126,7 @@ class GraphStore:
         if captured is None:
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
-                with Ranks.of(forward.model).together():
+                with captured_together(Ranks.of(forward.model)):
                     captured = CapturedForward(forward, nodes, context, record)
             except RuntimeError as error:
                 self._give_up(forward.model, error)

@@ -29,8 +29,8 @@ from hf_specdec.graphs import RECORDERS
 from hf_specdec.ranks import Ranks
 
 
-GREEDY = {"do_sample": False, "max_new_tokens": 12}
-SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 12}
+GREEDY = {"do_sample": False, "max_new_tokens": 8}
+SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 8}
 DYNAMIC = DynamicTree(depth=3, top_k=2, num_nodes=6)
 
 

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from ...compiling.layers import any_number_of_shapes
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from ...graphs.exchanges import captured_together
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...ranks import Ranks
@@ -135,9 +136,9 @@ class DeviceSteps:
             and forward.dtype in DTYPES
         )
         self.works = self._ranks.on_all(can_work)
-        if self.compiles and not self.works and not self.has_failed:
+        if self.compiles and not self.has_failed and (self._ranks.are_several or not self.works):
             warnings.warn(
-                "`compile=True` has no effect: steps of these requests do not run whole on a CUDA device.",
+                "`compile=True` has no effect: steps of these requests do not run whole on one CUDA device.",
                 stacklevel=2,
             )
             self.compiles = False
@@ -321,7 +322,7 @@ class DeviceSteps:
             name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
-            with self._ranks.together(), any_number_of_shapes() if compiles else nullcontext():
+            with captured_together(self._ranks), any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
         except Exception as error:  # for whatever reason: requests run without captured steps
             if compiles:
