@@ -48,23 +48,17 @@ def test_ranks_agree(found: list[dict[str, Any]]) -> None:
 def test_steps_are_captured(found: list[dict[str, Any]]) -> None:
     for name, result in found[0].items():
         if "failing" not in name:
+            assert sum(map(sum, result["accepted"])) > 0 or "head" in name, name  # which is a random one
             assert result["captures"] > 0 and result["replays"] > 0, name
             assert result["warnings"] == [], name
 
 
 def test_texts_are_those_of_plain_generate(found: list[dict[str, Any]], target: PreTrainedModel) -> None:
-    expected = plain_text(target, prompts(3, 12, padding=True), max_new_tokens=8).tolist()
+    expected = plain_text(target, prompts(2, 12, padding=True), max_new_tokens=8).tolist()
     alone = [text_alone(target, prompt, max_new_tokens=8) for prompt in ragged_prompts((9, 1, 30))]
     for name, result in found[0].items():
         if "greedy" in name:
             assert result["text"] == (alone if name.startswith("batch") else expected), name
-            if "head" not in name and "failing" not in name:  # the head is a random one
-                assert sum(map(sum, result["accepted"])) > 0, name
-
-
-def test_samples_are_those_of_rank_0(found: list[dict[str, Any]], target: PreTrainedModel) -> None:
-    texts = [result["text"] for name, result in found[0].items() if "sampled" in name]
-    assert len(texts) == 3 and all(len(set(map(tuple, text))) == 3 for text in texts)
 
 
 def test_a_capture_that_fails_on_one_rank_ends_those_of_all(found: list[dict[str, Any]]) -> None:
