@@ -26,6 +26,8 @@ from hf_specdec_kernels import BudgetedLevel, triton_states
 from hf_specdec_kernels.budgets.triton import launch_share_out
 from hf_specdec_kernels.draft_losses import triton as draft_losses_launch
 from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
+from hf_specdec_kernels.gated_product import ACTIVATIONS
+from hf_specdec_kernels.gated_product import triton as gated_product_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
@@ -34,6 +36,10 @@ from hf_specdec_kernels.rejection_sampling.triton import (
     launch_rejection_walk,
     launch_target_walk,
 )
+from hf_specdec_kernels.rms_norm import SCALINGS
+from hf_specdec_kernels.rms_norm import triton as rms_norm_launch
+from hf_specdec_kernels.rotary import LAYOUTS
+from hf_specdec_kernels.rotary import triton as rotary_launch
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
 from hf_specdec_kernels.tree_conv import triton as tree_conv_launch
@@ -355,6 +361,13 @@ CASES = {
         for name, call in (("SSD", ssd), ("scan", scan), ("convolution", convolution))
         for nodes in (1, 32, 64)
     },
+    **{
+        f"layers, {tokens} tokens of {size}, {dtype}": lambda tokens=tokens, size=size, dtype=dtype: layers(
+            tokens, size, dtype
+        )
+        for tokens in (1, 2048)
+        for size, dtype in ((576, HALF), (4096, HALF), (4096, torch.float16), (4096, SINGLE))
+    },
     "SSD, state of 256": lambda: ssd(64, HALF, 16, 256),
     "SSD, float32": lambda: ssd(64, SINGLE),
     "convolution, batch of 16": lambda: convolution(64, SINGLE, 16),
@@ -382,6 +395,18 @@ def linears(rows: int, features: int) -> None:
     )
 
 
+def layers(tokens: int, size: int, dtype: torch.dtype) -> None:
+    input, weight = torch.empty(1, tokens, size, dtype=dtype), torch.empty(size, dtype=dtype)
+    for scaling in SCALINGS:
+        rms_norm_launch.launch_rms_norm(input, weight, 1e-5, scaling, input)
+    for activation in ACTIVATIONS:
+        gated_product_launch.launch_gated_product(input, input, activation, input)
+    query, cos = input.view(1, tokens, -1, 64).transpose(1, 2), torch.empty(1, tokens, 64, dtype=dtype)
+    for layout in LAYOUTS:
+        for angles in (cos, cos[..., :48]):
+            rotary_launch.launch_rotary(query, query, angles, angles, layout, False, query, query)
+
+
 def main(wanted: str) -> None:
     driver = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
@@ -404,6 +429,9 @@ def main(wanted: str) -> None:
         ssd_launch,
         scan_launch,
         tree_conv_launch,
+        rms_norm_launch,
+        gated_product_launch,
+        rotary_launch,
     ):
         launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")

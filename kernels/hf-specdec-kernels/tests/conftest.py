@@ -54,9 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: shapes that only a GPU computes in reasonable time")
     config.addinivalue_line("markers", "slow: more of the same, which takes minutes without a GPU")
     if not ON_GPU and importlib.util.find_spec("triton") is not None:
-        from interpreter import let_integers_overflow, patch_the_language_once
+        from interpreter import let_integers_overflow, patch_the_language_once, round_to_the_nearest
 
         patch_the_language_once()
+        round_to_the_nearest()
         if config.option.markexpr == "not slow":  # all cases together look for overflows
             let_integers_overflow()
 

@@ -1,4 +1,7 @@
-"""Triton's interpreter without what it does anew for each launch and each integer: half of what kernels take there."""
+"""
+Triton's interpreter without what it does anew for each launch and each integer, which is half of what kernels take
+there, and with the rounding of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -38,3 +43,15 @@ def let_integers_overflow() -> None:
     """Lets sums wrap around, as where kernels are compiled. Else each is computed in 64 bits as well."""
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def round_to_the_nearest() -> None:
+    """Lets conversions to bfloat16 round to the nearest number, as on a GPU. The interpreter cuts bits off."""
+    convert: Callable[..., Any] = interpreter._convert_float
+
+    def convert_float(values: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if (of, to) != (tl.float32, tl.bfloat16):
+            return convert(values, of, to, rounding)
+        return torch.from_numpy(values.copy()).bfloat16().view(torch.uint16).numpy()
+
+    interpreter._convert_float = convert_float

@@ -18,6 +18,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "torch-ext")]
 
 from test_kv_compaction import test_against_naive as check_compaction  # noqa: E402
+from test_layers import test_gated_products as check_gated_products  # noqa: E402
+from test_layers import test_norms as check_norms  # noqa: E402
+from test_layers import test_rotary as check_rotary  # noqa: E402
 from test_merged_linear import SMALL as SMALL_TILES  # noqa: E402
 from test_merged_linear import compare as check_linear  # noqa: E402
 from test_merged_linear import random as random_matrix  # noqa: E402
@@ -56,6 +59,10 @@ def main() -> None:
         check_compaction(40, 37, 16, page_size, torch.bfloat16, device)
     print("compaction")
     linears_and_draft_tokens(device)
+    check_norms("offset", torch.bfloat16, device)
+    check_gated_products("silu", torch.bfloat16, device)
+    check_rotary("halves", 12, False, torch.bfloat16, device)
+    print("norms, gated products, rotary embedding")
     for check, cases in ((check_delta_rule, DELTA_RULES), (check_ssd, SPACES), (check_scan, SCANS)):
         for name, case in cases.items():
             check(case, device)

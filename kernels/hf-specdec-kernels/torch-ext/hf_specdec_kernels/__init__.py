@@ -9,11 +9,14 @@ only torch.
 from .budgets import BudgetedLevel, share_out
 from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children
+from .gated_product import gated_product
 from .kv_compaction import kv_compaction, pointer_table
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
 from .pending import DeltaPending, PendingPath, ScanPending
 from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
+from .rms_norm import rms_norm
+from .rotary import rotary
 from .tree_attention import pack_ancestors, tree_attention
 from .tree_conv import commit_conv, conv_table, tree_conv
 from .tree_delta_rule import commit_delta_rule, tree_delta_rule
@@ -44,12 +47,15 @@ __all__ = [
     "draft_tokens",
     "draw_children",
     "filter_logits",
+    "gated_product",
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",
     "merged_linear",
     "pointer_table",
     "rejection_walk",
+    "rms_norm",
+    "rotary",
     "share_out",
     "target_walk",
     "tree_ancestors",

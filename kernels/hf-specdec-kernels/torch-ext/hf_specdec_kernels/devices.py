@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import torch
@@ -32,3 +33,8 @@ def can_overlap(device: torch.device) -> bool:
 def options_of_launch(overlap: bool) -> dict[str, bool]:
     """Options with which Triton launches a kernel while the one before still runs, if `overlap`."""
     return {"launch_pdl": True} if overlap else {}
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, which has none of CUDA's functions."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,164 @@
+"""RMSNorm, gated products and rotary embedding, in Triton against plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_specdec_kernels import gated_product, rms_norm, rotary
+from hf_specdec_kernels.gated_product import ACTIVATIONS
+from hf_specdec_kernels.gated_product.naive import gated_product_naive
+from hf_specdec_kernels.gated_product.triton import launch_gated_product
+from hf_specdec_kernels.rms_norm import SCALINGS
+from hf_specdec_kernels.rms_norm.naive import rms_norm_naive
+from hf_specdec_kernels.rms_norm.triton import launch_rms_norm
+from hf_specdec_kernels.rotary import LAYOUTS
+from hf_specdec_kernels.rotary.naive import rotary_naive
+from hf_specdec_kernels.rotary.triton import launch_rotary
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_UNEQUAL = 2e-3
+"""Share of numbers in half precision that may be rounded the other way, since sums are in another order."""
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor, slack: int = 1) -> bool:
+    """Whether numbers of float32 differ by 1e-6 at most, and almost none of half precision at all, times `slack`."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    if found.dtype == torch.float32:
+        return torch.allclose(found, expected, atol=slack * 1e-6, rtol=1e-6)
+    # A number that is rounded the other way is the next one.
+    unequal, atol = (found != expected).double().mean().item(), slack * 1e-6
+    return unequal <= slack * MOST_UNEQUAL and torch.allclose(found.float(), expected.float(), atol=atol, rtol=2**-6)
+
+
+def numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return (3 * torch.randn(shape)).to(device, dtype)
+
+
+def normed(input: torch.Tensor, weight: torch.Tensor, scaling: str, eps: float = 1e-5) -> torch.Tensor:
+    out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    launch_rms_norm(input, weight, eps, scaling, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_norms(scaling: str, dtype: torch.dtype, device: torch.device) -> None:
+    for shape in ((2, 3, 5), (1, 1, 576), (7, 130), (3, 2, 17, 64)):
+        input = numbers(*shape, dtype=dtype, device=device)
+        weight = numbers(shape[-1], dtype=dtype, device=device)
+        assert agree(normed(input, weight, scaling), rms_norm_naive(input, weight, 1e-5, scaling))
+
+
+def test_norms_of_parts_of_others(device: torch.device) -> None:
+    whole, weight = (numbers(*shape, dtype=torch.bfloat16, device=device) for shape in ((4, 6, 96), (32,)))
+    for part in (whole[1:, ::2, 5:37], whole[:, :, 64:], whole[..., :4].transpose(0, 2)[:, :1].expand(-1, 32, -1).mT):
+        assert agree(normed(part, weight, "rounded"), rms_norm_naive(part, weight, 1e-5, "rounded"))
+
+
+def test_wrong_norms_show(device: torch.device) -> None:
+    """Without eps, rounded at another place, and with another weight."""
+    small = 1e-3 * numbers(8, 64, dtype=torch.float32, device=device)
+    weight = numbers(64, dtype=torch.float32, device=device)
+    assert not agree(normed(small, weight, "exact", eps=0.0), rms_norm_naive(small, weight, 1e-5, "exact"))
+    input, weight = (numbers(*shape, dtype=torch.bfloat16, device=device) for shape in ((8, 64), (64,)))
+    for wrong in SCALINGS:
+        for scaling in set(SCALINGS) - {wrong}:
+            assert not agree(normed(input, weight, wrong), rms_norm_naive(input, weight, 1e-5, scaling))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_products(activation: str, dtype: torch.dtype, device: torch.device) -> None:
+    both = numbers(2, 5, 2 * 700, dtype=dtype, device=device)
+    slack = 40 if activation == "gelu_tanh" and device.type == "cpu" else 1  # the interpreter has no tanh
+    for gate, up in ((both[..., :700], both[..., 700:]), both[:1, :, :62].chunk(2, dim=-1), both[:, :3].chunk(2)):
+        out = torch.empty(gate.shape, dtype=dtype, device=device)
+        launch_gated_product(gate, up, activation, out)
+        assert agree(out, gated_product_naive(gate, up, activation), slack)
+    # Activations that are not rounded before the product.
+    unrounded = gated_product_naive(gate.float(), up.float(), activation).to(dtype)
+    assert agree(out, unrounded, slack) == (dtype == torch.float32)
+
+
+def turned(query: torch.Tensor, key: torch.Tensor, *others) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty_like(query), torch.empty_like(key)
+    launch_rotary(query, key, *others, *out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rotary_dim, in_float", [(32, False), (32, True), (12, False)])
+def test_rotary(layout: str, rotary_dim: int, in_float: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """All bits are equal: nothing is summed in another order."""
+    angles = numbers(2, 5, rotary_dim, dtype=torch.float32, device=device)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    query, key = (numbers(2, 5, heads, 32, dtype=dtype, device=device).transpose(1, 2) for heads in (6, 2))
+    for states in ((query, key, cos, sin), (query.contiguous(), key[:, :1], cos[:1], sin[:1])):
+        found, expected = turned(*states, layout, in_float), rotary_naive(*states, layout, in_float)
+        assert all(map(torch.equal, found, expected))
+    # Rounded elsewhere, and turned by other angles.
+    if dtype != torch.float32:
+        assert not torch.equal(found[0], rotary_naive(*states, layout, not in_float)[0])
+    for wrong in set(LAYOUTS) - {layout}:
+        assert not torch.equal(found[0], rotary_naive(*states, wrong, in_float)[0])
+
+
+def test_rotary_by_cosines_in_float32(device: torch.device) -> None:
+    query, key = (numbers(1, heads, 3, 16, dtype=torch.bfloat16, device=device) for heads in (4, 2))
+    angles = numbers(1, 3, 16, dtype=torch.float32, device=device)
+    states = query, key, angles.cos(), angles.sin(), "halves", False
+    assert all(map(torch.equal, turned(*states), rotary_naive(*states)))
+
+
+def test_operators(device: torch.device) -> None:
+    """What the functions return is what the plain versions do, with the strides of the states that they turn."""
+    input, weight = (numbers(*shape, dtype=torch.bfloat16, device=device) for shape in ((2, 3, 64), (64,)))
+    assert agree(rms_norm(input, weight, 1e-5, "offset"), rms_norm_naive(input, weight, 1e-5, "offset"))
+    assert agree(gated_product(input, input, "gelu_tanh"), gated_product_naive(input, input, "gelu_tanh"))
+    query, key = (numbers(2, 3, heads, 8, dtype=torch.bfloat16, device=device).transpose(1, 2) for heads in (4, 2))
+    cos, sin = numbers(2, 2, 3, 8, dtype=torch.bfloat16, device=device)
+    found = rotary(query, key, cos, sin)
+    assert all(map(torch.equal, found, rotary_naive(query, key, cos, sin, "halves", False)))
+    assert [one.stride() for one in found] == [query.stride(), key.stride()]
+    assert rms_norm(input[:0], weight, 1e-5).shape == (0, 3, 64)
+
+
+def test_what_is_refused(device: torch.device) -> None:
+    input, weight = torch.ones(2, 8, device=device), torch.ones(8, device=device)
+    with pytest.raises(ValueError, match="`scaling` is 'none'; pass one of 'rounded', 'exact', 'offset'"):
+        rms_norm(input, weight, 1e-5, "none")
+    with pytest.raises(ValueError, match=r"`weight` has shape \[7\]"):
+        rms_norm(input, weight[:7], 1e-5)
+    with pytest.raises(TypeError, match="`up` has dtype"):
+        gated_product(input, input.half())
+    with pytest.raises(ValueError, match="`activation` is 'relu'"):
+        gated_product(input, input, "relu")
+    states, cos = torch.ones(1, 2, 3, 8, device=device), torch.ones(1, 3, 10, device=device)
+    with pytest.raises(ValueError, match="`cos` has 10 numbers a node"):
+        rotary(states, states, cos, cos)
+    with pytest.raises(ValueError, match="`layout` is 'thirds'"):
+        rotary(states, states, cos[..., :8], cos[..., :8], "thirds")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sizes_of_models(dtype: torch.dtype, device: torch.device) -> None:
+    for tokens, size, inner, heads, kv_heads in ((1, 576, 1536, 9, 3), (2048, 4096, 14336, 32, 8)):
+        input, weight = (numbers(*shape, dtype=dtype, device=device) for shape in ((1, tokens, size), (size,)))
+        for scaling in SCALINGS:
+            assert agree(normed(input, weight, scaling), rms_norm_naive(input, weight, 1e-5, scaling))
+        gate, up = (numbers(1, tokens, inner, dtype=dtype, device=device) for _ in range(2))
+        for activation in ACTIVATIONS:
+            expected = gated_product_naive(gate, up, activation)
+            found = gated_product(gate, up, activation)
+            assert agree(found, expected)
+            unequal = (found != expected).double().mean().item()
+            print(f"{dtype}, {tokens} tokens, {activation}: {unequal:.1e} of the numbers are not bit-equal")
+        size = size // heads
+        query, key = (numbers(1, tokens, one, size, dtype=dtype, device=device) for one in (heads, kv_heads))
+        angles = numbers(1, tokens, size, dtype=torch.float32, device=device)
+        states = query.transpose(1, 2), key.transpose(1, 2), angles.cos().to(dtype), angles.sin().to(dtype)
+        assert all(map(torch.equal, rotary(*states), rotary_naive(*states, "halves", False)))
