@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.numbers import some_numbers
 from ..models.probe import layers_of
 from ..models.probed_layers import AttentionCall
 from .functions import attention_function, implementation_over_trees, kernel_options
@@ -80,15 +81,15 @@ def _differs_by(call: AttentionCall) -> float:
     softcap, sinks = options.get("softcap"), options.get("s_aux")
     if sinks is not None:
         name = names.get(id(sinks))
-        options["s_aux"] = _numbers(tuple(sinks.shape)) if name is None else vars(module)["_parameters"][name]
+        options["s_aux"] = some_numbers(tuple(sinks.shape)) if name is None else vars(module)["_parameters"][name]
     (heads, dim), (kv_heads, _), (_, value_dim) = call.query, call.key, call.value
     scale = options.get("scaling") or dim**-0.5
     slots = _COMMITTED + _NODES
     # Scores differ by about 1, around the soft cap, where there is one.
     size = (scale * dim**0.5) ** -0.5
-    query, key = size * _numbers((1, heads, _NODES, dim)), size * _numbers((1, kv_heads, slots, dim), 0.7)
+    query, key = size * some_numbers((1, heads, _NODES, dim)), size * some_numbers((1, kv_heads, slots, dim), 0.7)
     query[..., 0] = key[..., 0] = ((softcap or 0.0) / scale) ** 0.5
-    value = _numbers((1, kv_heads, slots, value_dim), 1.3)
+    value = some_numbers((1, kv_heads, slots, value_dim), 1.3)
     ancestors = torch.ones(1, _NODES, _NODES, dtype=torch.bool, device="cpu").tril()
     allowed = torch.nn.functional.pad(ancestors, (_COMMITTED, 0), value=True)[:, None]
     mask = query.new_zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
@@ -107,13 +108,7 @@ def _with_numbers(module: nn.Module) -> nn.Module:
     double = nn.Module.__new__(type(module))
     double.__dict__.update(vars(module))
     double.__dict__["_parameters"] = {
-        name: one if one is None or one.dim() != 1 else _numbers(tuple(one.shape), 2.1)
+        name: one if one is None or one.dim() != 1 else some_numbers(tuple(one.shape), 2.1)
         for name, one in vars(module)["_parameters"].items()
     }
     return double
-
-
-def _numbers(shape: tuple[int, ...], step: float = 1.0) -> torch.Tensor:
-    """Numbers between -1.5 and 1.5 without a pattern, in float32."""
-    places = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float64, device="cpu")
-    return (1.5 * torch.sin(step * places * places)).float().view(shape)

@@ -24,6 +24,8 @@ from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slo
 from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
+from ..fusing import fused_layers
+from ..kernels import DEVICES, kernels_are_installed
 from ..models.position_tables import position_table_of, rows_at
 from ..models.structure import execution_device, forward_parameters, names_positions, shares_kv, takes_positions
 from ..states import is_attention_free, running_over
@@ -104,6 +106,8 @@ class TreeForward:
         self.has_state_kernels = bool(cache.state_layers) and obstacle_to_kernels(model) is None
         """Whether kernels compute the states of layers."""
         with_graphs = (self.switches or not self.takes_mask) and cache.storage is not None
+        self.fuses = with_graphs and self.dtype in DEVICES.get(self.device.type, ()) and kernels_are_installed()
+        """Whether element-wise operations of layers are fused in forwards that are not compiled."""
         self._first_slots, self.has_kernel = None, with_graphs and not self._returns_attentions()
         self.has_kernel = self.has_kernel and attends_by_kernel(model, implementation_of(model), cache.is_paged)
         if self.has_kernel and visible is not None:
@@ -247,17 +251,15 @@ class TreeForward:
         else:
             inputs[f"{self.prefix}input_ids"] = nodes.tokens
         model: Any = self.model
-        running: AbstractContextManager[None] = nullcontext()
+        running: AbstractContextManager[None] = fused_layers(self.model) if self.fuses else nullcontext()
         following: AbstractContextManager[None] = (
             running_over(self.cache) if self.cache.state_layers else nullcontext()
         )
         if self.compiles and self.has_kernels and (context.uses_kernel or not self.takes_mask):
             if context.uses_kernel:
                 _ = context.kernel_inputs  # built before tracing, which could not store it
-            if self.compiles_layers:
-                running = compiled_layers(self.model, self.cache)
-            else:
-                model = compiled_whole(self.model)
+            running = compiled_layers(self.model, self.cache) if self.compiles_layers else nullcontext()
+            model = self.model if self.compiles_layers else compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
             with running, following, self.at_positions(nodes.positions), self._adapted(nodes.tokens):
