@@ -23,6 +23,35 @@ BLOCK_SIZE = 32
 
 
 @contextmanager
+def prompt_forward(
+    model: PreTrainedModel, ids: torch.Tensor, more: int = 0
+) -> Iterator[tuple[Callable[[], object], InFlightTarget, list[BlockTable]]]:
+    """
+    Yields the forward of a chunk of prompts, with its target and block tables. It may be repeated, because it commits
+    nothing.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        ids (`torch.Tensor` of shape `[rows, tokens]`, int64): the chunks.
+        more (`int`): tokens of each row for which there is room after them.
+    """
+    rows, length = ids.shape
+    blocks = -(-(length + more) // BLOCK_SIZE)
+    pool, tables = BlockPool(rows * blocks, BLOCK_SIZE), [BlockTable() for _ in range(rows)]
+    for table in tables:
+        pool.reserve(table, length + more)
+    target = InFlightTarget(model, pool, max_requests=rows, cuda_graphs="auto")
+    chain = causal_chain(length, model.device)
+    with (
+        torch.no_grad(),
+        over_trees(model),
+        torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
+    ):
+        target.cache.seat(tables)
+        yield lambda: target.forward(ids, *chain, logits_to_keep=1, counts=[length] * rows), target, tables
+
+
+@contextmanager
 def forward_after(
     model: PreTrainedModel,
     ids: torch.Tensor,
@@ -45,18 +74,9 @@ def forward_after(
     topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
     nodes = topology.num_nodes + 1
     rows, blocks = len(ids), -(-(length + nodes) // BLOCK_SIZE)
-    pool, tables = BlockPool(rows * blocks, BLOCK_SIZE), [BlockTable() for _ in range(rows)]
-    for table in tables:
-        pool.reserve(table, length + nodes)
-    target = InFlightTarget(model, pool, max_requests=rows, cuda_graphs="auto")
     tokens = torch.randint(model.config.vocab_size, (rows, nodes), device=model.device)
-    with (
-        torch.no_grad(),
-        over_trees(model),
-        torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
-    ):
-        target.cache.seat(tables)
-        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1, counts=[length] * rows)
+    with prompt_forward(model, ids, nodes) as (read, target, tables):
+        read()
         target.cache.keep_text([length] * rows)
         forward = target.forward
         if forward.has_kernel:
