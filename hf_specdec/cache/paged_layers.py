@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,8 +125,8 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         num_heads, window = key_states.shape[1], self.window
         if window.in_place:  # may be compiled: uses no other views of the memory
-            self.keys[window.blocks, :, window.offsets] = key_states.transpose(1, 2)
-            self.values[window.blocks, :, window.offsets] = value_states.transpose(1, 2)
+            write_kv = _writer()
+            write_kv(self.keys, self.values, key_states, value_states, window.blocks, window.offsets)
             return self.keys, self.values
         index = window.slots_to_write(num_heads, self.device)
         for slots, states in zip(self._slots, (key_states, value_states), strict=True):
@@ -199,6 +200,13 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
     def get_max_length(self) -> int:
         """-1, for no maximum: a row may have all blocks."""
         return -1
+
+
+def _writer() -> Callable[..., None]:
+    """What writes K/V into blocks: our operator, or plain PyTorch, which a compiler fuses with what comes before."""
+    from hf_specdec_kernels import kv_writes
+
+    return kv_writes.write_kv_naive if torch.compiler.is_compiling() else kv_writes.write_kv
 
 
 class PagedHybridLayer(StateLayer, PagedLayer):

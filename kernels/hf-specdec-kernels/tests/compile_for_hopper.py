@@ -29,6 +29,7 @@ from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
 from hf_specdec_kernels.gated_product import ACTIVATIONS
 from hf_specdec_kernels.gated_product import triton as gated_product_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
+from hf_specdec_kernels.kv_writes import triton as kv_writes_launch
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
 from hf_specdec_kernels.rejection_sampling.triton import (
@@ -405,6 +406,8 @@ def layers(tokens: int, size: int, dtype: torch.dtype) -> None:
     for layout in LAYOUTS:
         for angles in (cos, cos[..., :48]):
             rotary_launch.launch_rotary(query, query, angles, angles, layout, False, query, query)
+    cache, places = torch.empty(9, size // 64, 32, 64, dtype=dtype), torch.zeros(1, tokens, dtype=torch.long)
+    kv_writes_launch.launch_write_kv(cache, cache, query, query, places, places)
 
 
 def main(wanted: str) -> None:
@@ -432,6 +435,7 @@ def main(wanted: str) -> None:
         rms_norm_launch,
         gated_product_launch,
         rotary_launch,
+        kv_writes_launch,
     ):
         launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")

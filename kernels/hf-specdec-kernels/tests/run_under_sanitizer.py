@@ -21,6 +21,7 @@ from test_kv_compaction import test_against_naive as check_compaction  # noqa: E
 from test_layers import test_gated_products as check_gated_products  # noqa: E402
 from test_layers import test_norms as check_norms  # noqa: E402
 from test_layers import test_rotary as check_rotary  # noqa: E402
+from test_layers import test_writes_of_kv as check_writes_of_kv  # noqa: E402
 from test_merged_linear import SMALL as SMALL_TILES  # noqa: E402
 from test_merged_linear import compare as check_linear  # noqa: E402
 from test_merged_linear import random as random_matrix  # noqa: E402
@@ -62,7 +63,8 @@ def main() -> None:
     check_norms("offset", torch.bfloat16, device)
     check_gated_products("silu", torch.bfloat16, device)
     check_rotary("halves", 12, False, torch.bfloat16, device)
-    print("norms, gated products, rotary embedding")
+    check_writes_of_kv(3, 8, 8, torch.bfloat16, device)
+    print("norms, gated products, rotary embedding, writes of K/V")
     for check, cases in ((check_delta_rule, DELTA_RULES), (check_ssd, SPACES), (check_scan, SCANS)):
         for name, case in cases.items():
             check(case, device)

@@ -1,14 +1,16 @@
-"""RMSNorm, gated products and rotary embedding, in Triton against plain PyTorch."""
+"""RMSNorm, gated products, rotary embedding and writes of K/V, in Triton against plain PyTorch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hf_specdec_kernels import gated_product, rms_norm, rotary
+from hf_specdec_kernels import gated_product, rms_norm, rotary, write_kv
 from hf_specdec_kernels.gated_product import ACTIVATIONS
 from hf_specdec_kernels.gated_product.naive import gated_product_naive
 from hf_specdec_kernels.gated_product.triton import launch_gated_product
+from hf_specdec_kernels.kv_writes.naive import write_kv_naive
+from hf_specdec_kernels.kv_writes.triton import launch_write_kv
 from hf_specdec_kernels.rms_norm import SCALINGS
 from hf_specdec_kernels.rms_norm.naive import rms_norm_naive
 from hf_specdec_kernels.rms_norm.triton import launch_rms_norm
@@ -111,6 +113,26 @@ def test_rotary_by_cosines_in_float32(device: torch.device) -> None:
     angles = numbers(1, 3, 16, dtype=torch.float32, device=device)
     states = query, key, angles.cos(), angles.sin(), "halves", False
     assert all(map(torch.equal, turned(*states), rotary_naive(*states)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads, key_dim, value_dim", [(3, 8, 8), (1, 70, 33)])
+def test_writes_of_kv(heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Caches that are parts of others, states of any strides, and blocks that rows share."""
+    caches = [numbers(7, heads + 1, 4, dim, dtype=dtype, device=device)[:, 1:] for dim in (key_dim, value_dim)]
+    states = numbers(2, 5, heads, key_dim, dtype=dtype, device=device).transpose(1, 2)
+    states = states, numbers(2, heads, value_dim, 5, dtype=dtype, device=device).mT
+    blocks = torch.tensor([[3, 3, 0, 5, 5], [1, 6, 6, 2, 1]], device=device)
+    offsets = torch.tensor([[0, 2, 3, 1, 0], [3, 1, 0, 2, 0]], device=device)
+    expected, wrong = ([cache.clone() for cache in caches] for _ in range(2))
+    write_kv_naive(*expected, *states, blocks, offsets)
+    write_kv_naive(*wrong, *states, blocks, offsets.flip(1))
+    launch_write_kv(*caches, *states, blocks, offsets)
+    assert all(map(torch.equal, caches, expected)) and not torch.equal(caches[0], wrong[0])
+    write_kv(*wrong, *states, blocks, offsets)
+    assert torch.equal(wrong[1][blocks, :, offsets], expected[1][blocks, :, offsets])
+    with pytest.raises(ValueError, match="`value_states` has shape"):
+        write_kv(*caches, states[0], states[1][..., 1:], blocks, offsets)
 
 
 def test_operators(device: torch.device) -> None:

@@ -11,6 +11,7 @@ from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children
 from .gated_product import gated_product
 from .kv_compaction import kv_compaction, pointer_table
+from .kv_writes import write_kv
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
 from .pending import DeltaPending, PendingPath, ScanPending
@@ -64,4 +65,5 @@ __all__ = [
     "tree_delta_rule",
     "tree_selective_scan",
     "tree_ssd",
+    "write_kv",
 ]
