@@ -206,7 +206,7 @@ def _writer() -> Callable[..., None]:
     """What writes K/V into blocks: our operator, or plain PyTorch, which a compiler fuses with what comes before."""
     from hf_specdec_kernels import kv_writes
 
-    return kv_writes.write_kv_naive if torch.compiler.is_compiling() else kv_writes.write_kv
+    return kv_writes.write_kv_naive if torch.compiler.is_compiling() else kv_writes.unchecked
 
 
 class PagedHybridLayer(StateLayer, PagedLayer):

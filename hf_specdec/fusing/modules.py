@@ -152,9 +152,9 @@ def _scaling_of(module: nn.Module, weight: torch.Tensor, eps: str) -> str | None
 
 def _run_norm(scaling: str, eps: str, dtype: torch.dtype, module: Any, *args: Any, **options: Any) -> Any:
     if len(args) == 1 and not options and _may_run(dtype, args[0], module.weight):
-        from hf_specdec_kernels import rms_norm
+        from hf_specdec_kernels.rms_norm import unchecked
 
-        return rms_norm(args[0], module.weight, getattr(module, eps), scaling)
+        return unchecked(args[0], module.weight, getattr(module, eps), scaling)
     return type(module).forward(module, *args, **options)
 
 
@@ -198,8 +198,7 @@ def _activation_of(module: nn.Module, names: tuple[str, str | None, str], dtype:
 def _run_gate(
     activation: str, names: tuple[str, str | None, str], dtype: torch.dtype, module: Any, *args: Any, **options: Any
 ) -> Any:
-    from hf_specdec_kernels import gated_product
-    from hf_specdec_kernels.gated_product import gated_product_naive
+    from hf_specdec_kernels.gated_product import gated_product_naive, unchecked
 
     if len(args) != 1 or options:
         return type(module).forward(module, *args, **options)
@@ -208,7 +207,7 @@ def _run_gate(
     gates = gate(args[0])
     gates, ups = gates.chunk(2, dim=-1) if up is None else (gates, up(args[0]))
     fits = _may_run(dtype, gates, ups) and gates.shape == ups.shape
-    return down(gated_product(gates, ups, activation) if fits else gated_product_naive(gates, ups, activation))
+    return down(unchecked(gates, ups, activation) if fits else gated_product_naive(gates, ups, activation))
 
 
 def _are_equal(own: Any, ours: torch.Tensor) -> bool:

@@ -81,10 +81,9 @@ def _turned(own: FunctionType, query: Any, key: Any, cos: Any, sin: Any) -> tupl
     found = _arithmetic_of(own, query.dtype, cos.dtype, size, cos.shape[2]) if fits else None
     if found is None:
         return None
-    from hf_specdec_kernels import rotary
+    from hf_specdec_kernels.rotary import unchecked
 
-    turned: tuple[torch.Tensor, torch.Tensor] = rotary(query, key, cos, sin, *found)
-    return turned
+    return unchecked(query, key, cos, sin, *found)
 
 
 @lru_cache(maxsize=256)

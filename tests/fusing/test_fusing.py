@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hf_specdec.fusing.modules import fused_forwards
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
+NORMS = import_module("hf_specdec_kernels.rms_norm")
 FUSED = {
     "llama": {"LlamaRMSNorm": 5, "LlamaAttention": 2, "LlamaMLP": 2},
     "qwen3": {"Qwen3RMSNorm": 9, "Qwen3Attention": 2, "Qwen3MLP": 2},
@@ -79,13 +81,13 @@ def test_families(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert fused_kinds(model) == FUSED[family]
     called: Counter[str] = Counter()
     for name in ("rms_norm", "gated_product", "rotary"):
-        operator = getattr(__import__("hf_specdec_kernels"), name)
+        operator = import_module(f"hf_specdec_kernels.{name}").unchecked
 
         def counted(*args: Any, name: str = name, operator: Any = operator) -> Any:
             called[name] += 1
             return operator(*args)
 
-        monkeypatch.setattr(f"hf_specdec_kernels.{name}", counted)
+        monkeypatch.setattr(import_module(f"hf_specdec_kernels.{name}"), "unchecked", counted)
     assert torch.equal(fused_logits(model), expected)
     kinds = {"rms_norm": "Norm", "gated_product": "MLP", "rotary": "Attention"}
     wanted = {op: sum(count for kind, count in FUSED[family].items() if kinds[op] in kind) for op in kinds}
@@ -95,14 +97,15 @@ def test_families(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("operator", ["rms_norm", "gated_product", "rotary"])
 def test_wrong_operators_show(operator: str, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = getattr(__import__("hf_specdec_kernels"), operator)
+    package = import_module(f"hf_specdec_kernels.{operator}")
+    right = package.unchecked
 
     def wrong(*args: Any) -> Any:
         if operator == "rms_norm":
             return right(args[0], args[1], 0.0, args[3])  # without eps
         return right(*args[:-1], "gelu_tanh") if operator == "gated_product" else right(*args[:4], "pairs", args[5])
 
-    monkeypatch.setattr(f"hf_specdec_kernels.{operator}", wrong)
+    monkeypatch.setattr(package, "unchecked", wrong)
     assert not torch.equal(fused_logits(llama), logits(llama))
 
 
@@ -177,7 +180,7 @@ def test_only_our_forwards_are_fused(llama: Any, monkeypatch: pytest.MonkeyPatch
     """Not those of other threads, of copies, and where gradients are recorded."""
     expected, found = logits(llama), []
     with torch.no_grad(), fused_layers(llama):
-        monkeypatch.setattr("hf_specdec_kernels.rms_norm", None)  # would fail
+        monkeypatch.setattr(NORMS, "unchecked", None)  # would fail
         thread = threading.Thread(target=lambda: found.append(logits(llama)))
         thread.start()
         thread.join()
@@ -211,8 +214,8 @@ def test_calls(cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     draft, called = noisy_copy(target, 0.05), []
     expected = target.generate(**prompts(2, 9), max_new_tokens=12, do_sample=False)
     install_stand_in(monkeypatch, with_kernel=True)
-    norm = __import__("hf_specdec_kernels").rms_norm
-    monkeypatch.setattr("hf_specdec_kernels.rms_norm", lambda *args: called.append(1) or norm(*args))
+    norm = NORMS.unchecked
+    monkeypatch.setattr(NORMS, "unchecked", lambda *args: called.append(1) or norm(*args))
     config = hf_specdec.SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
     text = target.generate(
         **prompts(2, 9), max_new_tokens=12, do_sample=False, assistant_model=draft, speculative_config=config

@@ -38,6 +38,11 @@ def numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return (3 * torch.randn(shape)).to(device, dtype)
 
 
+def _slack(activation: str, device: torch.device) -> int:
+    """Triton's interpreter has no tanh."""
+    return 40 if activation == "gelu_tanh" and device.type == "cpu" else 1
+
+
 def normed(input: torch.Tensor, weight: torch.Tensor, scaling: str, eps: float = 1e-5) -> torch.Tensor:
     out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     launch_rms_norm(input, weight, eps, scaling, out)
@@ -74,7 +79,7 @@ def test_wrong_norms_show(device: torch.device) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated_products(activation: str, dtype: torch.dtype, device: torch.device) -> None:
     both = numbers(2, 5, 2 * 700, dtype=dtype, device=device)
-    slack = 40 if activation == "gelu_tanh" and device.type == "cpu" else 1  # the interpreter has no tanh
+    slack = _slack(activation, device)
     for gate, up in ((both[..., :700], both[..., 700:]), both[:1, :, :62].chunk(2, dim=-1), both[:, :3].chunk(2)):
         out = torch.empty(gate.shape, dtype=dtype, device=device)
         launch_gated_product(gate, up, activation, out)
@@ -85,9 +90,9 @@ def test_gated_products(activation: str, dtype: torch.dtype, device: torch.devic
 
 
 def turned(query: torch.Tensor, key: torch.Tensor, *others) -> tuple[torch.Tensor, torch.Tensor]:
-    out = torch.empty_like(query), torch.empty_like(key)
-    launch_rotary(query, key, *others, *out)
-    return out
+    out = [torch.empty_like(one.transpose(1, 2), memory_format=torch.contiguous_format) for one in (query, key)]
+    launch_rotary(query, key, *others, *(one.transpose(1, 2) for one in out))
+    return out[0].transpose(1, 2), out[1].transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -136,7 +141,7 @@ def test_writes_of_kv(heads: int, key_dim: int, value_dim: int, dtype: torch.dty
 
 
 def test_operators(device: torch.device) -> None:
-    """What the functions return is what the plain versions do, with the strides of the states that they turn."""
+    """What the functions return is what the plain versions do."""
     input, weight = (numbers(*shape, dtype=torch.bfloat16, device=device) for shape in ((2, 3, 64), (64,)))
     assert agree(rms_norm(input, weight, 1e-5, "offset"), rms_norm_naive(input, weight, 1e-5, "offset"))
     assert agree(gated_product(input, input, "gelu_tanh"), gated_product_naive(input, input, "gelu_tanh"))
@@ -144,7 +149,6 @@ def test_operators(device: torch.device) -> None:
     cos, sin = numbers(2, 2, 3, 8, dtype=torch.bfloat16, device=device)
     found = rotary(query, key, cos, sin)
     assert all(map(torch.equal, found, rotary_naive(query, key, cos, sin, "halves", False)))
-    assert [one.stride() for one in found] == [query.stride(), key.stride()]
     assert rms_norm(input[:0], weight, 1e-5).shape == (0, 3, 64)
 
 

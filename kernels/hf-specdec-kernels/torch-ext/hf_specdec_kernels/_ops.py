@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 
 
 NAMESPACE = "hf_specdec_kernels"
@@ -56,17 +58,36 @@ def register(
             if result is not None:
                 result.copy_(value)
 
+    @lru_cache(maxsize=1)
+    def launcher() -> Callable[..., None]:
+        found: Callable[..., None] = getattr(importlib.import_module(f"{package}.triton"), f"launch_{name}")
+        return found
+
     def on_cuda(*arguments: Any) -> None:
         if not suits(*arguments):
             return on_cpu(*arguments)
-        launch = getattr(importlib.import_module(f"{package}.triton"), f"launch_{name}")
         tensor = arguments[0] if isinstance(arguments[0], torch.Tensor) else arguments[0][0]
+        if tensor.device.index == torch.cuda.current_device():
+            return launcher()(*arguments)
         with torch.cuda.device_of(tensor):  # Triton launches on the current device
-            launch(*arguments)
+            launcher()(*arguments)
 
     vars(on_cpu)["__signature__"] = inspect.Signature([*given, *written], return_annotation=None)
     qualified, changed = add_op_namespace_prefix(name), (*mutated, *results)
     operator = torch.library.custom_op(qualified, on_cpu, mutates_args=changed, device_types="cpu")
     operator.register_kernel("cuda", on_cuda)
     operator.register_fake(lambda *arguments: None)
+    operator.on_cuda = on_cuda  # type: ignore[attr-defined]
     return operator
+
+
+def run(operator: Any, *arguments: Any) -> None:
+    """
+    Runs an operator that `register` has returned. On CUDA torch's dispatcher, which takes longer than some of the
+    kernels, is passed by where nothing is traced, differentiated or watched.
+    """
+    is_plain = type(arguments[0]) in (torch.Tensor, torch.nn.Parameter) and arguments[0].is_cuda
+    if not is_plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or _len_torch_dispatch_stack():
+        operator(*arguments)
+    else:
+        operator.on_cuda(*arguments)

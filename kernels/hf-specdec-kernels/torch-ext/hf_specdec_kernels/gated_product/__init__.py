@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops, register
+from .._ops import register, run
 from ..checks import check, check_dtype
 from .naive import gated_product_naive
 
 
-__all__ = ["ACTIVATIONS", "gated_product", "gated_product_naive"]
+__all__ = ["ACTIVATIONS", "gated_product", "gated_product_naive", "unchecked"]
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Activations of a gate; see `gated_product`."""
@@ -38,9 +38,14 @@ def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu"
     doubles = (torch.float64,) if gate.device.type == "cpu" else ()
     check_dtype("gate", gate, _HALF_OR_SINGLE + doubles)
     check("up", up, gate.device, (gate.dtype,), *gate.shape)
+    return unchecked(gate, up, activation)
+
+
+_operator = register(gated_product_naive, ("out",))
+
+
+def unchecked(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """`gated_product`, which does not check its arguments."""
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    ops.gated_product(gate, up, activation, out)
+    run(_operator, gate, up, activation, out)
     return out
-
-
-register(gated_product_naive, ("out",))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops, register
+from .._ops import register, run
 from ..checks import check
 from .naive import write_kv_naive
 
 
-__all__ = ["write_kv", "write_kv_naive"]
+__all__ = ["unchecked", "write_kv", "write_kv_naive"]
 
 
 def write_kv(
@@ -40,7 +40,12 @@ def write_kv(
         check(f"{name}_states", states, device, (cache.dtype,), batch, heads, nodes, cache.shape[3])
     check("blocks", blocks, device, (torch.int64,), batch, nodes)
     check("offsets", offsets, device, (torch.int64,), batch, nodes)
-    ops.write_kv(keys, values, key_states, value_states, blocks, offsets)
+    unchecked(keys, values, key_states, value_states, blocks, offsets)
 
 
-register(write_kv_naive, mutated=("keys", "values"))
+_operator = register(write_kv_naive, mutated=("keys", "values"))
+
+
+def unchecked(*arguments: torch.Tensor) -> None:
+    """`write_kv`, which does not check its arguments."""
+    run(_operator, *arguments)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops, register
+from .._ops import register, run
 from ..checks import check, check_dtype
 from .naive import rms_norm_naive
 
 
-__all__ = ["SCALINGS", "rms_norm", "rms_norm_naive"]
+__all__ = ["SCALINGS", "rms_norm", "rms_norm_naive", "unchecked"]
 
 SCALINGS = ("rounded", "exact", "offset")
 """How a weight multiplies; see `rms_norm`."""
@@ -41,9 +41,14 @@ def rms_norm(input: torch.Tensor, weight: torch.Tensor, eps: float, scaling: str
     doubles = (torch.float64,) if input.device.type == "cpu" else ()
     check_dtype("input", input, _HALF_OR_SINGLE + doubles)
     check("weight", weight, input.device, (input.dtype,), input.shape[-1])
+    return unchecked(input, weight, eps, scaling)
+
+
+_operator = register(rms_norm_naive, ("out",))
+
+
+def unchecked(input: torch.Tensor, weight: torch.Tensor, eps: float, scaling: str) -> torch.Tensor:
+    """`rms_norm`, which does not check its arguments."""
     out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    ops.rms_norm(input, weight, eps, scaling, out)
+    run(_operator, input, weight, eps, scaling, out)
     return out
-
-
-register(rms_norm_naive, ("out",))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops, register
+from .._ops import register, run
 from ..checks import check, check_dtype
 from .naive import rotary_naive
 
 
-__all__ = ["LAYOUTS", "rotary", "rotary_naive"]
+__all__ = ["LAYOUTS", "rotary", "rotary_naive", "unchecked"]
 
 LAYOUTS = ("halves", "pairs", "pairs of halves")
 """Which numbers are turned together, and by which angles; see `rotary`."""
@@ -38,7 +38,7 @@ def rotary(
         in_float (`bool`, *optional*, defaults to `False`): whether states are converted to float32 first.
 
     Returns:
-        `tuple`: queries and keys, of the strides of those given if these leave no gaps.
+        `tuple`: queries and keys, in memory node by node.
 
     Raises:
         ValueError, TypeError: if an argument has another shape, dtype or device, or there is no such layout.
@@ -54,13 +54,21 @@ def rotary(
     check("sin", sin, query.device, (cos.dtype,), *cos.shape)
     if cos.shape[2] % 2 or cos.shape[2] > head_dim:
         raise ValueError(f"`cos` has {cos.shape[2]} numbers a node; it must be even and at most {head_dim}.")
-    out = _room_like(query), _room_like(key)
-    ops.rotary(query, key, cos, sin, layout, in_float, *out)
+    return unchecked(query, key, cos, sin, layout, in_float)
+
+
+_operator = register(rotary_naive, ("out_query", "out_key"))
+
+
+def unchecked(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str, in_float: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotary`, which does not check its arguments."""
+    out = _room_for(query), _room_for(key)
+    run(_operator, query, key, cos, sin, layout, in_float, *out)
     return out
 
 
-def _room_like(states: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(states if states.stride(3) == 1 else states.contiguous())
-
-
-register(rotary_naive, ("out_query", "out_key"))
+def _room_for(states: torch.Tensor) -> torch.Tensor:
+    batch, heads, nodes, size = states.shape
+    return torch.empty(batch, nodes, heads, size, dtype=states.dtype, device=states.device).transpose(1, 2)

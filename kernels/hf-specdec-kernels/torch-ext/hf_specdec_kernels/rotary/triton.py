@@ -22,21 +22,19 @@ def _rounded(states, DTYPE: tl.constexpr):
 def _rotary_kernel(
     query, key, cos, sin, out_query, out_key, nodes, heads, kv_heads, tiles,
     query_b, query_h, query_n, key_b, key_h, key_n,
-    out_query_b, out_query_h, out_query_n, out_key_b, out_key_h, out_key_n, angle_b, angle_n,
+    angle_b, angle_n,
     SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_REST: tl.constexpr,
     IN_PAIRS: tl.constexpr, OF_HALVES: tl.constexpr, DTYPE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (token, tile): BLOCK_HEADS heads, of the queries in the first tiles, of the keys in those after them."""
-    token, tile = tl.program_id(0), tl.program_id(1)
-    row, node = (token // nodes).to(tl.int64), (token % nodes).to(tl.int64)
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, node = token // nodes, token % nodes
     if tile < tiles:
-        states = query + row * query_b + node * query_n
-        out, count, stride = out_query + row * out_query_b + node * out_query_n, heads, query_h
-        out_stride = out_query_h
+        states, out = query + row * query_b + node * query_n, out_query + token * heads * SIZE
+        count, stride = heads, query_h
     else:
-        states, tile = key + row * key_b + node * key_n, tile - tiles
-        out, count, stride = out_key + row * out_key_b + node * out_key_n, kv_heads, key_h
-        out_stride = out_key_h
+        states, out = key + row * key_b + node * key_n, out_key + token * kv_heads * SIZE
+        count, stride, tile = kv_heads, key_h, tile - tiles
     head = tile * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     pair = tl.arange(0, BLOCK)
     of_head, in_half = (head < count)[:, None], pair < HALF
@@ -57,7 +55,7 @@ def _rotary_kernel(
     cos_1 = tl.load(cos + angles + second_angle, mask=in_half, other=0.0).to(tl.float32)[None, :]
     sin_0 = tl.load(sin + angles + angle, mask=in_half, other=0.0).to(tl.float32)[None, :]
     sin_1 = tl.load(sin + angles + second_angle, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    place, out_place = head[:, None].to(tl.int64) * stride, head[:, None].to(tl.int64) * out_stride
+    place, out_place = head[:, None].to(tl.int64) * stride, head[:, None] * SIZE
     x_0 = tl.load(states + place + first[None, :], mask=inside, other=0.0).to(tl.float32)
     x_1 = tl.load(states + place + second[None, :], mask=inside, other=0.0).to(tl.float32)
     turned_0 = _rounded(x_0 * cos_0, DTYPE) + _rounded(-x_1 * sin_0, DTYPE)
@@ -80,7 +78,7 @@ def launch_rotary(
     out_query: torch.Tensor,
     out_key: torch.Tensor,
 ) -> None:
-    """See `hf_specdec_kernels.rotary`; writes to outputs whose last stride is 1."""
+    """See `hf_specdec_kernels.rotary`; writes to outputs that lie node by node in memory."""
     batch, heads, nodes, size = query.shape
     if not query.numel() or not cos.numel():
         out_query.copy_(query)
@@ -95,10 +93,9 @@ def launch_rotary(
     block_heads = min(max(NUMBERS // (2 * block), 1), triton.next_power_of_2(max(heads, key.shape[1])))
     tiles, kv_tiles = triton.cdiv(heads, block_heads), triton.cdiv(key.shape[1], block_heads)
     overlap, in_float = can_overlap(query.device), in_float or torch.float32 in (query.dtype, cos.dtype)
-    strides = [one.stride(dim) for one in (query, key, out_query, out_key) for dim in range(3)]
     _rotary_kernel[(batch * nodes, tiles + kv_tiles)](
         query, key, cos, sin, out_query, out_key, nodes, heads, key.shape[1], tiles,
-        *strides, cos.stride(0) if len(cos) > 1 else 0, cos.stride(1),
+        *query.stride()[:3], *key.stride()[:3], cos.stride(0) if len(cos) > 1 else 0, cos.stride(1),
         SIZE=size, HALF=half, BLOCK_HEADS=block_heads, BLOCK=block,
         BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
         IN_PAIRS=layout != "halves", OF_HALVES=layout == "pairs of halves",
