@@ -67,6 +67,7 @@ class TreeContext:
         windows_from_root (`bool`): whether layers with a sliding window attend, at every query, to the keys from the
             window's width before depth 0 on; else a window counts from each query. Not for the kernel.
         encoder_cache (`Cache`, *optional*): K/V of the call's `encoder_hidden_states`, which all nodes attend to.
+        is_chain (`bool`): whether the nodes are known to be a chain, all of which the queries are.
     """
 
     lengths: list[int]
@@ -85,6 +86,7 @@ class TreeContext:
     has_causal_windows: bool = False
     windows_from_root: bool = False
     encoder_cache: Cache | None = None
+    is_chain: bool = False
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
@@ -208,6 +210,11 @@ class TreeContext:
         if self.visible is None:
             return torch.zeros_like(self._row_lengths)
         return (self.visible.cumsum(dim=1) == 0).sum(dim=1)
+
+    @property
+    def is_new_text(self) -> bool:
+        """Whether the nodes are the first tokens of every row: causal attention over them needs no mask."""
+        return self.is_chain and self.uniform_length == 0 and self.visible is None
 
     @property
     def _sees_all(self) -> bool:

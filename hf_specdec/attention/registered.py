@@ -19,7 +19,7 @@ from .context import AttentionContext
 from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
 from .selection import factors_of_slots, kind_of, selects, with_own_mask, with_selection
-from .switch import NAME, previous_implementation
+from .switch import NAME, PARTIAL_KINDS, previous_implementation
 
 
 def tree_attention(
@@ -63,6 +63,9 @@ def tree_attention(
         factors = factors[:, None, :, None].to(query.device)
         query, bias = (query * factors).to(query.dtype), None if bias is None else (bias * factors).to(bias.dtype)
     kind, own_mask = kind_of(module), attention_mask
+    if implementation == "sdpa" and factors is None and bias is None and kind not in PARTIAL_KINDS:
+        if _is_causal(module, query, key, window, tree_context, kwargs):
+            return attention_function(implementation, module)(module, query, key, value, None, **kwargs)
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)
     if selects(kwargs):
@@ -82,6 +85,26 @@ def _is_of_encoder(key: torch.Tensor, context: AttentionContext) -> bool:
     """Whether a layer attends to the encoder, by a mask of the model's own (T5Gemma hands it the context, too)."""
     cache = getattr(context, "encoder_cache", None)
     return cache is not None and any(key is getattr(layer, "keys", None) for layer in cache.layers)
+
+
+def _is_causal(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    window: int | None,
+    context: AttentionContext,
+    options: dict[str, Any],
+) -> bool:
+    """Whether sdpa without a mask attends as the context says: faster, and as plain `generate` reads a prompt."""
+    slots = key.shape[2]
+    return (
+        getattr(context, "is_new_text", False)
+        and query.shape[2] == slots > 1
+        and (window is None or window >= slots)
+        and getattr(module, "is_causal", True)
+        and options.get("is_causal") is not False
+        and not selects(options)
+    )
 
 
 class _AsBefore:

@@ -32,7 +32,7 @@ from ..states import is_attention_free, running_over
 from ..states.kernel import MOST_NODES
 from ..states.served import obstacle_to_kernels
 from .features import Features
-from .node_inputs import NodeInputs
+from .node_inputs import NodeInputs, is_causal_chain
 
 
 class TreeForward:
@@ -215,6 +215,7 @@ class TreeForward:
             has_causal_windows=self.has_causal_windows,
             encoder_cache=self.encoder_cache,
             windows_from_root=self.windows_from_root,
+            is_chain=is_causal_chain(ancestors),
         )
         positions = None
         if self.takes_positions:
