@@ -189,7 +189,8 @@ class GraphLoans:
         key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
-            if not ranks.on_all(shelf is not None and shelf.fingerprint == fingerprint):
+            is_valid = ranks.on_all(shelf is not None and shelf.fingerprint == fingerprint)
+            if shelf is None or not is_valid:
                 shelf = _shelves[model] = _Shelf(fingerprint)
             is_free = key not in shelf.lent
             if not ranks.on_all(is_free and (key in shelf.stores or _has_memory(model, batch_size, capacity))):
