@@ -58,7 +58,9 @@ class KeptCode:
             environment (`MutableMapping`, *optional*): gets torch's and Triton's variables.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # code in it is run
+            for folder in (self._root, self.folder):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _check_owner(folder)
             self._remove_oldest()
             self._held = (self.folder / _LOCK).open("a")
             _lock(self._held)
@@ -68,7 +70,9 @@ class KeptCode:
                 logger.warning(f"{damaged} is damaged: the compiled code beside it is not used.")
                 place = self._emptied()
         except OSError as error:
-            logger.warning(f"Compiled code is not kept: {error}. Name a folder that can be written to, or `off`.")
+            logger.warning(
+                f"Compiled code is not kept: {error}. Name a folder of your own that can be written to, or `off`."
+            )
             self._held = None
             return
         environment.update({name: str(place / own) for name, own in VARIABLES.items()})
@@ -149,6 +153,15 @@ def _key_of(device: str) -> str:
     packages = [f"{package}-{_version(package)}" for package in ("hf-specdec", "torch", "triton")]
     parts = [f"python-{platform.python_version()}", *packages, name]
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(parts))
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises `OSError` if others may write to a folder: code in it is run."""
+    about = folder.stat()
+    if hasattr(os, "getuid") and about.st_uid != os.getuid():
+        raise OSError(f"{folder} belongs to another user, whose code would be run")
+    if os.name == "posix" and about.st_mode & 0o022:
+        raise OSError(f"others may write to {folder}, whose code would be run (`chmod go-w {folder}` forbids it)")
 
 
 def _cpu() -> str:

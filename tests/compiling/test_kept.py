@@ -46,6 +46,24 @@ def test_what_is_kept(tmp_path: Path, warnings: list[str]) -> None:
     assert first.folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("place", ["root", "folder"])
+@pytest.mark.parametrize("how", ["writable by others", "of another user"])
+def test_code_that_others_may_have_written(
+    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, place: str, how: str
+) -> None:
+    """It is not run, and stays as it is."""
+    code, found = compiled(tmp_path), dict[str, str]()
+    folder = tmp_path if place == "root" else code.folder
+    if how == "writable by others":
+        folder.chmod(0o770)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    KeptCode(tmp_path, "cpu").use(found)
+    assert not found and left(code) == set(FILES)
+    (told,) = warnings
+    assert str(folder if how == "writable by others" else tmp_path) in told and "Name a folder of your own" in told
+
+
 def test_other_versions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = KeptCode(tmp_path, "cpu").folder
     for name in ("_version", "_cpu"):
