@@ -15,6 +15,7 @@ from ..config import SpeculativeConfig
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter, progress_bar
 from .options import (
+    CompileCacheOption,
     CompileOption,
     DeviceMapOption,
     DeviceOption,
@@ -59,6 +60,7 @@ def generate_file(
     model_name: Annotated[str | None, typer.Option(help="What records call the model.")] = None,
     loras: LorasOption = None,
     compiles: CompileOption = False,
+    compile_cache: CompileCacheOption = None,
     max_requests: MaxRequestsOption = None,
     max_batch_tokens: MaxBatchTokensOption = None,
     num_blocks: NumBlocksOption = None,
@@ -79,6 +81,7 @@ def generate_file(
     check_packages("generate-file")
     from ..bulk import Job, Output, Records, answering
     from ..bulk.answers import EngineFailed
+    from ..compiling.kept import compile_cache_of
     from ..serving.engine import EngineOptions, StartError
     from ..serving.termination import unwound_by_sigterm
 
@@ -102,6 +105,7 @@ def generate_file(
         num_blocks=num_blocks,
         with_images=True,
         adapters=or_bad_parameter("--lora", adapters_in, loras or [], name),
+        compile_cache=compile_cache_of(compile_cache) if compiles or device.startswith("cuda") else None,
     )
     or_bad_parameter("--target", loading.check_place, target)
     or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)

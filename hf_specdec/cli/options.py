@@ -50,6 +50,13 @@ LogprobsModeOption = Annotated[
     LogprobsMode,
     typer.Option(help="Log-probabilities of the model's own output, or of what a request's options make of it."),
 ]
+CompileCacheOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder in which compiled code is kept for later starts, or off.",
+        show_default="~/.cache/hf_specdec/compiled, unless TORCHINDUCTOR_CACHE_DIR or TRITON_CACHE_DIR is set",
+    ),
+]
 CompileOption = Annotated[
     bool,
     typer.Option("--compile", help="On a GPU, compile the layers with torch.compile: slower to start, then faster."),

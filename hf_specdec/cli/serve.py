@@ -10,6 +10,7 @@ import typer
 
 from ..serving.defaults import MOST_BODY_BYTES, MOST_IMAGE_BYTES, MOST_IMAGE_PIXELS, STALL_SECONDS
 from .options import (
+    CompileCacheOption,
     CompileOption,
     DeviceMapOption,
     DeviceOption,
@@ -46,13 +47,7 @@ def serve(
         int | None, typer.Option(min=1, help="Most draft tokens of a step, over all its requests.")
     ] = None,
     compiles: CompileOption = False,
-    compile_cache: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder in which compiled code is kept for later starts, or off.",
-            show_default="~/.cache/hf_specdec/compiled, unless TORCHINDUCTOR_CACHE_DIR or TRITON_CACHE_DIR is set",
-        ),
-    ] = None,
+    compile_cache: CompileCacheOption = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
     model_name: Annotated[

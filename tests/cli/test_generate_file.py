@@ -18,6 +18,8 @@ from support.bulk import lines_of
 from support.goldens import save_chat_target, trained_prompts, trained_target, trained_tokenizer
 from transformers import AutoTokenizer
 
+from hf_specdec.serving.engine import EngineOptions, StartError
+
 
 for package in ("fastapi", "uvicorn", "openai", "prometheus_client"):
     pytest.importorskip(package)
@@ -52,6 +54,26 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     result = invoke("generate-file", prompts, output)
     assert result.exit_code == 2 and "OUTPUT" in result.output and "is there already" in result.output
     assert output.read_text() == "mine" and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "options, kept", [([], None), (["--compile"], "here"), (["--compile", "--compile-cache", "off"], None)]
+)
+def test_compiled_code_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], kept: str | None
+) -> None:
+    """As `serve` keeps it, where code is compiled."""
+    found = []
+
+    def answering(options: EngineOptions, **about: Any) -> Any:
+        found.append(options.compile_cache)
+        raise StartError("--draft", "enough")
+
+    monkeypatch.setattr("hf_specdec.bulk.answering", answering)
+    monkeypatch.setattr("hf_specdec.compiling.kept.compile_cache_of", lambda option: None if option else "here")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    result = invoke("generate-file", tmp_path / "prompts.jsonl", tmp_path / "out.jsonl", "--device", "cpu", *options)
+    assert "enough" in result.output and found == [kept]
 
 
 # --------------------------------------------------------------------------------------------- in processes of its own
