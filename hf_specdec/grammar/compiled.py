@@ -91,7 +91,7 @@ class _Table:
     def __init__(self, tokenizer: Any, added: dict[int, Any]):
         self.tokenizer, self.lock = tokenizer, threading.Lock()
         self.special = {one.content: token for token, one in added.items() if tokenizer.is_special_token(token)}
-        """Its special tokens, by their text."""
+        """The tokenizer's special tokens, by their text."""
         self._matchers: OrderedDict[str, Any] = OrderedDict()
 
     def matcher(self, llguidance: Any, grammar: str) -> Any:

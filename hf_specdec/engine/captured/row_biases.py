@@ -36,7 +36,7 @@ class RowBiases:
         """What they add, `[rows, most]` float32."""
         self.first: torch.Tensor = on_device["first"]
         self.end: torch.Tensor = on_device["end"]
-        """They apply to texts of `first` tokens or more, and fewer than `end`, `[rows, most]` int64 each."""
+        """Biases apply to texts of `first` tokens or more, and fewer than `end`, `[rows, most]` int64 each."""
         self.before: torch.Tensor = on_device["before"]
         """The tokens that a text must end with, the last one first, -1 for any, `[rows, most, most_before]` int64."""
 
