@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
-from support.heads import tiny_head
-from support.models import noisy_copy, prompts, tiny_model
+from support.heads import save_models
+from support.models import prompts, tiny_model
 from support.parity import plain_text
 from support.ranks import results_of_ranks
 from transformers import PreTrainedModel
@@ -31,9 +31,7 @@ def target() -> PreTrainedModel:
 def found(request: pytest.FixtureRequest, target: PreTrainedModel, tmp_path_factory: Any) -> list[dict[str, Any]]:
     """What both ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
-    target.save_pretrained(folder / "target")
-    noisy_copy(target, 0.05).save_pretrained(folder / "draft")
-    tiny_head(target).save_pretrained(folder / "head")
+    save_models(target, folder)
     return [result["texts"] for result in results_of_ranks(SCRIPT, folder, request.param)]
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections import Counter
 from importlib import import_module
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.graphs import install_stand_in
+from support.interpreted import run_interpreted
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 from torch import nn
@@ -248,13 +246,4 @@ print(sorted(ran))
 @pytest.mark.slow
 def test_in_tritons_interpreter() -> None:
     """The kernels themselves, in whole models."""
-    here = Path(__file__).parent
-    run = subprocess.run(
-        [sys.executable, "-c", IN_TRITON, str(here), str(here.parent)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split("\n")[0] == "['gated_product', 'rms_norm', 'rotary']"
+    assert run_interpreted(IN_TRITON, Path(__file__).parent)[0] == "['gated_product', 'rms_norm', 'rotary']"

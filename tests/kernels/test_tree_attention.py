@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.graphs import StandIn, install_stand_in
+from support.interpreted import run_interpreted
 from support.models import LATENT, UNEQUAL, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import PreTrainedModel
@@ -130,16 +128,7 @@ for name in ("gpt_oss", "gemma2", "mimo_v2_flash"):
 def test_in_tritons_interpreter() -> None:
     """Sinks and soft caps reach the kernel itself."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    here = Path(__file__).parent
-    run = subprocess.run(
-        [sys.executable, "-c", IN_TRITON, str(here), str(here.parent)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split("\n")[:3] == [
+    assert run_interpreted(IN_TRITON, Path(__file__).parent)[:3] == [
         "gpt_oss [(True, None)]",
         "gemma2 [(False, 0.3)]",
         "mimo_v2_flash [(False, None), (True, None)]",

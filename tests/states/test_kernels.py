@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from support.graphs import install_stand_in
 from support.hybrids import Oracle, hybrid, padded
+from support.interpreted import run_interpreted
 
 import hf_specdec
 from hf_specdec.batching.limits import Limits
@@ -143,15 +139,7 @@ for family in ("qwen3_5_text", "mamba2"):
 @pytest.mark.slow
 def test_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", reason="the kernels need triton")
-    run = subprocess.run(
-        [sys.executable, "-c", IN_TRITON, str(Path(__file__).parents[1])],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[:2] == [
+    assert run_interpreted(IN_TRITON)[:2] == [
         "qwen3_5_text commit_conv commit_delta_rule tree_conv tree_delta_rule",
         "mamba2 commit_conv commit_ssd tree_conv tree_ssd",
     ]

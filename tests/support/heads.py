@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hf_specdec.forwards.features import watch_features
 from hf_specdec.sequences import Sequences
 
 from .goldens import TINY_TARGET
+from .models import noisy_copy
 
 
 GOLDENS = TINY_TARGET.parent
@@ -44,6 +46,13 @@ class RecordingDrafter(Recording, EagleDrafter):
 
 class RecordingBlockDrafter(Recording, BlockDrafter):
     """A `BlockDrafter` that keeps what it proposes."""
+
+
+def save_models(target: PreTrainedModel, folder: Path) -> None:
+    """Saves a target, a draft model for it and a head, each in a folder of its name."""
+    target.save_pretrained(folder / "target")
+    noisy_copy(target, 0.05).save_pretrained(folder / "draft")
+    tiny_head(target).save_pretrained(folder / "head")
 
 
 def tiny_head(

@@ -51,7 +51,8 @@ class RowBiases:
         if self.token.shape[1] == 0:
             return
         wanted = biases + [()] * (len(self._loaded) - len(biases))
-        changed = [row for row, (new, old) in enumerate(zip(wanted, self._loaded, strict=True)) if new != old]
+        pairs = enumerate(zip(wanted, self._loaded, strict=True))
+        changed = [row for row, (new, old) in pairs if new is not old and new != old]  # mostly those of the last step
         if not changed:
             return
         self._buffer.wait()
