@@ -86,6 +86,9 @@ def client_over(
         TestClient(build_app(engine, tokenizer, name, **options), raise_server_exceptions=False) as client,
     ):
         yield client, engine
+        end = time.monotonic() + 20
+        while engine._open and time.monotonic() < end:  # what was cancelled last may still end
+            time.sleep(0.01)
         assert not engine._open and not engine._open._handlers
 
 
