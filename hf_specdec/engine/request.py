@@ -105,7 +105,8 @@ class RequestOptions:
             for one in self.processors
         ]
         is_same = not padding and all(one is other for one, other in zip(own, self.processors, strict=True))
-        return self if is_same else replace(self, processors=LogitsProcessorList(own), padding=padding)
+        kept = LogitsProcessorList(one for one in own if one is not None)
+        return self if is_same else replace(self, processors=kept, padding=padding)
 
     def verifier(self, is_drawn: bool) -> Verifier:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""

@@ -88,8 +88,6 @@ class RowBiasList:
             return False
         if any(not abs(one.value) <= _LARGEST and abs(one.value) != math.inf for one in new):
             return False
-        if forced and isinstance(processor, processors_of.ForcedBOSTokenLogitsProcessor) and self._padding:
-            return True  # the text has more than one token already
         for one in forced:
             self._found = [part for earlier in self._found for part in _without(earlier, one)]
         self._found += new

@@ -147,8 +147,13 @@ _COUNTS = {
 """Processors with an attribute that is a number of tokens from the beginning of a text on."""
 
 
-def without_padding(processor: Any, row: int, padding: int) -> Any:
-    """A logits processor for the text of a row without the padding before it, which it counts among its tokens."""
+def without_padding(processor: Any, row: int, padding: int) -> Any | None:
+    """
+    A logits processor for the text of a row without the padding before it, which it counts among its tokens; None if
+    it does nothing behind padding.
+    """
+    if padding and type(processor) is processors_of.ForcedBOSTokenLogitsProcessor:
+        return None  # padding is the first token of the text
     name = _COUNTS.get(type(processor))
     if name is None:
         return processor

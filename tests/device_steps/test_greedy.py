@@ -215,6 +215,24 @@ def test_processors(kind: str, steps: Steps) -> None:
 
 
 @STATES
+def test_forced_first_tokens(family: str, steps: Steps) -> None:
+    """
+    Padding is the first token of a text, behind which none is forced: neither by the device nor by the host, which
+    chooses the first tokens where prompts are read without a graph, as with states.
+    """
+    inputs = {"input_ids": torch.tensor([[0, 0, 0, 5], [7, 9, 11, 5]])}
+    inputs["attention_mask"] = (inputs["input_ids"] > 0).long()
+    target, draft = pair(family, inputs)
+    for only in (slice(0, 1), slice(0, 2), slice(1, 2)):
+        call = {name: value[only] for name, value in inputs.items()} | {"forced_bos_token_id": 33}
+        call |= {"max_new_tokens": 12, "pad_token_id": 0}
+        text = both(target, steps, IRREGULAR, **call, assistant_model=draft)
+        assert torch.equal(text, target.generate(**call, do_sample=False))
+    one = {"input_ids": torch.tensor([[5]]), "max_new_tokens": 12, "forced_bos_token_id": 33}
+    assert both(target, steps, IRREGULAR, **one, assistant_model=draft)[0, 1] == 33
+
+
+@STATES
 @pytest.mark.parametrize("batch_size", [5, 9])
 def test_rows_that_end_early(batch_size: int, family: str, steps: Steps) -> None:
     """Nothing is captured for the rows that are left, even for a single one."""
