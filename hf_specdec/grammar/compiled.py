@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .beginnings import FreeBeginning, LateText
-from .spelled import spelled_out
+from .spelled import spelled_out, unforced
 from .texts import GrammarText
 
 
@@ -67,16 +67,23 @@ class CompiledGrammar:
                 "`grammar_from_lark`."
             )
         self._table, self._end_tokens = _table_of(tokenizer, vocab_size, end_tokens)
-        grammar = spelled_out(grammar, self._table.special)
-        self._matcher, self._beginning = self._table.matcher(llguidance, grammar), beginning
+        self._grammar = spelled_out(grammar, self._table.special)
+        self._matcher, self._beginning = self._table.matcher(llguidance, self._grammar), beginning
 
     def text(self) -> GrammarText | LateText:
         """A text that has no token yet."""
         with self._table.lock:
-            text = GrammarText(self._matcher.deep_copy(), self._end_tokens)
+            special = self._table.special.values()
+            text = GrammarText(self._matcher.deep_copy(), self._end_tokens, special, self._unforced)
         if self._beginning is None:
             return text
         return LateText(text, self._beginning, self._table.tokenizer.vocab_size)
+
+    def _unforced(self) -> Any:
+        """A matcher of the same grammar that forces nothing."""
+        matcher = self._table.matcher(llguidance_of(), unforced(self._grammar))
+        with self._table.lock:
+            return matcher.deep_copy()
 
 
 class _Table:

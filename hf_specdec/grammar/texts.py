@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,22 @@ class GrammarText:
         matcher (`LLMatcher`): the grammar's matcher, which has had no token.
         end_tokens (`frozenset[int]`): tokens that end a text, among them the one that the matcher knows; what comes
             after one is padding.
+        special (`Collection[int]`): special tokens, which the matcher may ask for where the text of one must follow,
+            although it does not take them then.
+        unforced (`Callable`, *optional*): returns a new matcher of the same grammar in which nothing is forced, for a
+            text in which the matcher asks for such a token; None: there is none.
     """
 
-    def __init__(self, matcher: Any, end_tokens: frozenset[int]):
+    def __init__(
+        self,
+        matcher: Any,
+        end_tokens: frozenset[int],
+        special: Collection[int] = (),
+        unforced: Callable[[], Any] | None = None,
+    ):
         self._matcher, self._end_tokens = matcher, end_tokens
+        self._special, self._special_ids = frozenset(special), np.array(sorted(special), dtype=np.int64)
+        self._unforced = unforced
         self._tokens: list[int] = []
         self.has_ended = False
         """Whether there is an end token among the tokens."""
@@ -61,6 +73,9 @@ class GrammarText:
         self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
+        if self._unforced is not None and not all(self._takes([token]) for token in self._special_in(bits)):
+            self._force_nothing()
+            return self.allowed()
         if len(self._end_tokens) < 2:
             return bits
         bits, ends, is_complete = bits.copy(), self._ends(), self._matcher.is_accepting()
@@ -88,7 +103,33 @@ class GrammarText:
 
     def forced(self, most: int) -> list[int]:
         """Up to `most` tokens that the grammar asks for next; fewer, or none, where there is a choice."""
-        return [] if self.has_ended or self._matcher.is_error() else self._matcher.compute_ff_tokens()[:most]
+        if self.has_ended or self._matcher.is_error():
+            return []
+        found = self._matcher.compute_ff_tokens()
+        if self._unforced is not None and not self._special.isdisjoint(found) and not self._takes(found):
+            self._force_nothing()
+            return self.forced(most)
+        return found[:most]
+
+    def _special_in(self, bits: np.ndarray) -> list[int]:
+        """The special tokens among those that are allowed."""
+        ids = self._special_ids
+        return ids[(bits[ids >> 3] >> (ids & 7)) & 1 == 1].tolist()
+
+    def _takes(self, tokens: list[int]) -> bool:
+        """Whether the matcher takes tokens, one after the other."""
+        if tokens[0] in self._end_tokens:
+            return self._matcher.is_accepting()
+        return self._matcher.validate_tokens(tokens) == len(tokens)
+
+    def _force_nothing(self) -> None:
+        """
+        Goes on with a matcher that forces nothing, since this one asks for tokens that it does not take: the text that
+        looks like a special token is written in others.
+        """
+        assert self._unforced is not None
+        self._matcher, self._unforced = self._unforced(), None
+        self._matcher.try_consume_tokens(self._tokens)
 
     def _ends(self) -> np.ndarray:
         """The end tokens alone, as `allowed` returns them."""

@@ -116,6 +116,13 @@ def test_a_chain_of_forced_tokens_is_allowed() -> None:
         (LLMatcher.grammar_from_lark('start: "<think>" | "b<think>"'), "b?<think>"),
         (LLMatcher.grammar_from_regex(r"[ab]<\|im_end\|>"), r"[ab]<\|im_end\|>"),
         (LLMatcher.grammar_from_json_schema({"const": "<think>"}), '"<think>"'),
+        # What does not look like one until it is asked for:
+        (LLMatcher.grammar_from_regex(r"<[|]im_end[|]>"), r"<\|im_end\|>"),
+        (LLMatcher.grammar_from_regex(r"[ab]<(think)>\x3cthink>"), "[ab]<think><think>"),
+        (LLMatcher.grammar_from_lark('start: /[ab]/ a "think" b\na: "<"\nb: ">"'), "[ab]<think>"),
+        (LLMatcher.grammar_from_lark('// one "\nstart: "<think>"'), "<think>"),
+        (LLMatcher.grammar_from_lark('%llguidance {}\nstart: "a<think>"'), "a<think>"),
+        (LLMatcher.grammar_from_json_schema({"pattern": "^[<]think>$", "type": "string"}), '"<think>"'),
     ],
 )
 def test_texts_of_special_tokens(grammar: str, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +137,16 @@ def test_texts_of_special_tokens(grammar: str, pattern: str, monkeypatch: pytest
             allowed = np.flatnonzero(np.unpackbits(text.allowed(), bitorder="little")).tolist()
             tokens.append(draw.choice(allowed))
         assert not set(tokens[:-1]) & set(special_tokens(own).values())
+        assert CompiledGrammar(grammar, own, len(own), [end]).text().num_allowed(tokens) == len(tokens)
+        for count in range(len(tokens)):  # as far as a draft goes back
+            text.follow(tokens[:count])
+            assert text.forced(1) in ([], [tokens[count]])
         return own.decode(tokens[:-1])
 
     assert all(re.fullmatch(pattern, write()) for _ in range(6))
     monkeypatch.setattr(compiled, "spelled_out", lambda grammar, special: grammar)
+    assert all(re.fullmatch(pattern, write()) for _ in range(6))
+    monkeypatch.setattr(compiled, "unforced", lambda grammar: grammar)
     with pytest.raises((ValueError, AssertionError)):
         for _ in range(6):
             assert re.fullmatch(pattern, write())
