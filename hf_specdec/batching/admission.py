@@ -32,7 +32,7 @@ from ..verification.log_probabilities import LogprobOptions, Mode
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .content import content_of
 from .model_inputs import checked_inputs, split_prompt
-from .preparing import Preparations, Prepared, prepare_inputs
+from .preparing import Preparations, Prepared, prepare_inputs, prepare_start_of
 
 
 class Admission:
@@ -164,7 +164,8 @@ class Admission:
         most = self._longest_in_chunks
         is_whole = bool(values) or (most is not None and len(prompt) > most)
         prepare = partial(prepare_inputs, self.model, prompt)
-        inputs = PromptInputs(values, prepare, leads=self.leads) if is_whole else None
+        prepare_start = partial(prepare_start_of, self.model, prompt)
+        inputs = PromptInputs(values, prepare, leads=self.leads, prepare_start=prepare_start) if is_whole else None
         if inputs is not None and self._shares_prefixes and most is None:
             inputs.content = content_of(self.model, prompt, values)
         base = self._defaults

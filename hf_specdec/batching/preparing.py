@@ -235,6 +235,11 @@ def prepare_inputs(model: Any, prompt: list[int], values: dict[str, Any]) -> tup
     return config, {name: value for name, value in prepared.items() if name not in not_passed}
 
 
+def prepare_start_of(model: Any, prompt: list[int], length: int) -> tuple[GenerationConfig, dict[str, Any]]:
+    """What `prepare_inputs` returns for the first `length` tokens of a prompt, as a text."""
+    return prepare_inputs(model, prompt[:length], {})
+
+
 def _captured(
     model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
 ) -> dict[str, Any]:

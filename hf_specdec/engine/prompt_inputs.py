@@ -56,6 +56,8 @@ class PromptInputs:
             on the left, as the model reads them. None for the one request's own.
         content (`Content`, *optional*): what the prompt may share with others; None if it shares nothing.
         leads (`Leads`): whether the text before `content` may be read before it.
+        prepare_start (`Callable`, *optional*): called with a number of tokens; returns what `prepare` returns for a
+            prompt of the first so many alone, as a text. None: nothing is read before the rest.
     """
 
     values: dict[str, Any]
@@ -63,11 +65,13 @@ class PromptInputs:
     tokens: torch.Tensor | None = None
     content: Content | None = None
     leads: Leads = field(default_factory=Leads)
+    prepare_start: Callable[[int], tuple[Any, dict[str, Any]]] | None = None
 
     @property
     def has_lead(self) -> bool:
         """Whether so much text comes before `content` that reading it by itself may be worth a forward more."""
-        return self.content is not None and self.content.first >= LEAST_LEAD
+        is_wanted = self.content is not None and self.content.first >= LEAST_LEAD
+        return is_wanted and self.prepare_start is not None
 
     @property
     def num_lead(self) -> int:

@@ -144,8 +144,9 @@ class InFlightTarget(TreeTarget):
             self.features.drop_padding(padding)
         logits = outputs.logits[:, -1]
         if inputs.leads.work is None and inputs.content is not None and inputs.has_lead:
+            start = inputs.content.first, inputs.prepare_start
             with self.adapters.of_seated(len(tokens), tokens.shape[1], False):
-                works = continues_alike(self.model, cache, inputs.content.first, tokens, config, model_kwargs)
+                works = continues_alike(self.model, cache, *start, tokens, config, model_kwargs)
             inputs.leads.work = Ranks.of(self.model).least(int(works)) == 1
         return logits
 

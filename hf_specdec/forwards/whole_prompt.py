@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,31 +63,41 @@ def continues_alike(
     model: PreTrainedModel,
     cache: TreeCache,
     first: int,
+    prepare_start: Callable[[int], tuple[GenerationConfig, dict[str, Any]]] | None,
     tokens: torch.Tensor,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> bool:
     """
-    Whether a model makes the same K/V from a prompt that it has read into `cache` if it reads the tokens from `first`
-    on later than those before, up to rounding. Not so where positions or masks are made from the tokens at hand alone.
+    Whether a model makes the same K/V from a prompt that it has read into `cache` if it reads the tokens before
+    `first` as a text and the others after them, up to rounding. Not so where positions or masks are made from the
+    tokens at hand alone, or where the text before images is read otherwise because of these.
+
+    Args:
+        prepare_start (`Callable`, *optional*): returns generation config and keyword arguments for the tokens before
+            `first` alone. None: they are not read alone.
+        tokens, generation_config, model_kwargs: the prompt, as for `read_whole`.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.is_initialized]
-    if cache.state_layers or any(layer.index_keys is not None or layer.positions is not None for layer in layers):
+    if prepare_start is None or cache.state_layers:
+        return False
+    if any(layer.index_keys is not None or layer.positions is not None for layer in layers):
         return False
     length = cache.lengths[0]
-    other = TreeCache(len(cache.layers), 1, cache.device, capacity=length)
-    copy_start(cache, first, other)
     try:
+        start, other = (TreeCache(len(cache.layers), 1, cache.device, capacity=most) for most in (first, length))
+        read_whole(model, start, tokens[:, :first], *prepare_start(first), records=False)
+        copy_start(start, first, other)
         read_whole(model, other, tokens, generation_config, model_kwargs, records=False)
     except Exception:  # noqa: BLE001  (such as a mask of another size)
         return False
     if other.lengths[0] != length:
         return False
     return all(
-        _greatest(one - its) <= torch.finfo(one.dtype).eps ** 0.5 * one.norm() / (length - first) ** 0.5
+        _greatest(one - its) <= torch.finfo(one.dtype).eps ** 0.5 * one.norm() / length**0.5
         for layer, made in zip(cache.layers, other.layers, strict=True)
         if layer.is_initialized
-        for one, its in zip(layer.read(first, length), made.read(first, length), strict=True)
+        for one, its in zip(layer.read(0, length), made.read(0, length), strict=True)
     )
 
 

@@ -136,6 +136,31 @@ def test_wrong_cuts_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -
         assert write(manager, *prompts) == texts
 
 
+def test_images_that_change_the_text_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is not read by itself where it is read otherwise with images, as by an adapter that these switch on."""
+    model, prompts, others = family("llava")
+    prefill, embeddings = type(model)._prefill, model.get_input_embeddings()
+
+    def with_other_embeddings(self: Any, tokens: Any, config: Any, inputs: dict[str, Any], **options: Any) -> Any:
+        if inputs.get("pixel_values") is None and not inputs.get("mm_encoder_outputs"):  # as releases have them
+            return prefill(self, tokens, config, inputs, **options)
+        with embeddings.register_forward_hook(lambda module, args, output: output.roll(1, dims=2)):
+            return prefill(self, tokens, config, inputs, **options)
+
+    monkeypatch.setattr(type(model), "_prefill", with_other_embeddings)
+    texts = []
+    for inputs in prompts:
+        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
+    assert texts != others
+    manager = manager_for("llava")
+    assert [text for inputs in prompts for text in write(manager, inputs)] == texts
+    assert manager._admission.leads.work is False
+    manager._admission.leads.work = True
+    manager.reset_prefix_cache()
+    assert [text for inputs in prompts for text in write(manager, inputs)] != texts
+
+
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
 def test_trials_in_bfloat16(name: str) -> None:
     """A trial tells rounding from a wrong mask in bfloat16, too."""
