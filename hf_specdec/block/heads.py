@@ -42,15 +42,30 @@ class MarkovHead(nn.Module):
             `tuple`: what is added to the logits, `[batch, nodes, draft vocab]`, and z for the nodes' children (None
             but for "rnn").
         """
+        if self.joint_proj is None:
+            return self.markov_w2(self.queries(states, parents)), None
         embeddings = self.markov_w1(parents)
-        if self.joint_proj is not None:
-            z = torch.zeros_like(embeddings) if carried is None else carried
-            gate, candidate, output = self.joint_proj(torch.cat([z, embeddings, states], dim=-1)).chunk(3, dim=-1)
-            gate = gate.sigmoid()
-            return self.markov_w2(output.tanh()), gate * z + (1 - gate) * candidate.tanh()
-        if self.gate_proj is not None:
-            embeddings = self.gate_proj(torch.cat([states, embeddings], dim=-1)).sigmoid() * embeddings
-        return self.markov_w2(embeddings), None
+        z = torch.zeros_like(embeddings) if carried is None else carried
+        gate, candidate, output = self.joint_proj(torch.cat([z, embeddings, states], dim=-1)).chunk(3, dim=-1)
+        gate = gate.sigmoid()
+        return self.markov_w2(output.tanh()), gate * z + (1 - gate) * candidate.tanh()
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """
+        For every token the vector whose product with `queries` its logit gains, `[draft vocab, r]`; None where there
+        is none, as for "rnn", where the whole path tells.
+        """
+        if self.joint_proj is not None or type(self.markov_w2) is not nn.Linear:  # a quantised one, say
+            return None
+        return self.markov_w2.weight
+
+    def queries(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """What tokens after `parents` gain, `[…, r]`, to be multiplied with their `keys`; but for "rnn"."""
+        embeddings = self.markov_w1(parents)
+        if self.gate_proj is None:
+            return embeddings
+        return self.gate_proj(torch.cat([states, embeddings], dim=-1)).sigmoid() * embeddings
 
 
 class CandidateSelector(nn.Module):
@@ -77,10 +92,18 @@ class CandidateSelector(nn.Module):
             parents (`torch.Tensor` of shape `[batch, nodes]`, int64): the nodes' tokens.
         """
         logits, candidates = base.float().topk(self.top_k, dim=-1)
-        after_parent = self.predecessor_codebook[parents] * self.hidden_projection(states)
-        transitions = (after_parent[..., None, :] * self.successor_codebook[candidates]).sum(dim=-1)
+        transitions = (self.queries(states, parents)[..., None, :] * self.keys[candidates]).sum(dim=-1)
         scores = torch.full_like(base, -torch.inf, dtype=torch.float32)
         return scores.scatter(-1, candidates, (logits + transitions).float())
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """As of `MarkovHead`."""
+        return self.successor_codebook
+
+    def queries(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """As of `MarkovHead`."""
+        return self.predecessor_codebook[parents] * self.hidden_projection(states)
 
 
 class ConfidenceHead(nn.Module):

@@ -305,6 +305,12 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
         added, carried = self.markov_head(states, parents, carried)
         return base + added, carried
 
+    @property
+    def pairs_tokens(self) -> bool:
+        """Whether `conditional_logits` depend on a node's own token alone, and not on the path to it."""
+        conditions = self.candidate_selector or self.markov_head
+        return conditions is not None and conditions.keys is not None
+
     def confidence_logits(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor | None:
         """
         The estimated probability that the token of a position is accepted if those before it are, as logits `[batch,

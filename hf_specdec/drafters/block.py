@@ -11,7 +11,7 @@ from ..cache import TreeCache
 from ..checkpoints.layer_fields import windows_of
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree
 from .features import FeatureDrafter
-from .growth import LevelNodes, Noise, TokenLimits, Warp, grow_from_positions
+from .growth import LevelNodes, Noise, TokenLimits, Warp, grow_from_pairs, grow_from_positions, pairs_of
 from .heads import tree_of_head
 
 
@@ -21,7 +21,7 @@ class BlockDrafter(FeatureDrafter):
     target's features alone. A step forwards one block, the root and mask tokens at the positions after it; row by row
     this gives logits of the tokens 1, 2, … after the root, from which trees grow without another forward. Heads whose
     logits depend on the token before (Markov heads, DFlash2's selector) score the children of every node given its
-    token.
+    token: all pairs at once for best tokens, level by level where they are drawn or a grammar limits them.
 
     Args:
         head (`BlockHead`): the head.
@@ -86,7 +86,7 @@ class BlockDrafter(FeatureDrafter):
         block = block[:, self.head.first_row :]
         self.states = (block if states is None else torch.cat([states, block], dim=1))[:, :depth]
         self.all_logits = self.logits(self.states)
-        self._level, self._carried = 0, None
+        self._level, self._carried, self._roots = 0, None, roots
         if not self.head.conditions:
             return self.all_logits[:, 0]
         logits, self._carried = self.head.conditional_logits(self.all_logits[:, :1], self.states[:, :1], roots, None)
@@ -147,6 +147,10 @@ class BlockDrafter(FeatureDrafter):
         noise: Noise | None = None,
         limits: TokenLimits | None = None,
     ) -> DraftTree:
-        if warp is None and limits is None and not self.head.conditions:
-            return grow_from_positions(tree, self.all_logits, depth)
+        if warp is None and limits is None:
+            if not self.head.conditions:
+                return grow_from_positions(tree, self.all_logits, depth)
+            if self.head.pairs_tokens:
+                logits, states = self.all_logits[:, :depth], self.states[:, :depth]
+                return grow_from_pairs(tree, pairs_of(self.head, logits, states, self._roots, self.target_ids), depth)
         return super().grow(tree, root_logits, depth, warp, noise, limits)

@@ -219,6 +219,7 @@ BAD = {
     "`seeds` has shape [3]; it must be [2]": ("draw_children", {"seeds": torch.tensor([1, 2, 3])}),
     "`num_chosen` is 5 and `budget` 4": ("share_out", {"num_chosen": 5}),
     "`num_nodes` is 0 for [3, 4] levels and ranks": ("best_paths", {"num_nodes": 0}),
+    "`log_q` has shape [2, 3, 4]": ("best_paths", {"following": torch.zeros(2, 3, 4, dtype=torch.long)}),
     "`count` is 13; it must be from 1 to 12": ("choose_nodes", {"count": 13}),
     "`parents` has dtype torch.int32": ("tree_ancestors", {"parents": torch.zeros(2, 3, dtype=torch.int32)}),
     "`draft_logits` has shape [2, 7]; it must be [2, 11]": ("draft_overlaps", {"draft_logits": torch.rand(2, 7)}),

@@ -7,6 +7,7 @@ Growth of a tree, level by level, from a draft's logits, whatever model computes
 - `static`: static trees, filled with the best tokens or with drawn ones.
 - `dynamic`: dynamic trees from the best tokens.
 - `positions`: trees from logits that depend on the position alone, as of Medusa heads.
+- `pairs`: trees from logits that depend on the token before, too, as of Markov heads.
 - `budgeted`: dynamic trees from drawn tokens.
 - `likeliest`: the likeliest nodes of a wider tree.
 - `best_tokens`, `drawing`: a level's candidates.
@@ -25,6 +26,7 @@ from .drawing import Draws, Tempered, draw_without_replacement
 from .dynamic import grow_dynamic
 from .likeliest import LikeliestNodes
 from .nodes import LevelNodes, Noise, RunLevel, TokenLimits, Warp
+from .pairs import grow_from_pairs, pairs_of
 from .positions import grow_from_positions
 from .reread import RereadNodes, num_forwarded
 from .static import grow_drawn, grow_static, held_levels
@@ -47,10 +49,12 @@ __all__ = [
     "grow_budgeted",
     "grow_drawn",
     "grow_dynamic",
+    "grow_from_pairs",
     "grow_from_positions",
     "grow_static",
     "held_levels",
     "num_forwarded",
+    "pairs_of",
 ]
 
 

@@ -29,18 +29,20 @@ def grow_from_positions(tree: TokenTree | DynamicTree, logits: torch.Tensor, dep
     levels = min(tree.depth, depth)
     tokens, log_q = best_tokens(logits[:, :levels], tree.top_k)
     num_paths = sum(tree.top_k**level for level in range(1, levels + 1))
-    nodes, parents = _best_paths(tokens, log_q, min(tree.num_nodes, num_paths))
+    nodes, parents = best_paths(tokens, log_q, min(tree.num_nodes, num_paths))
     return DraftTree(nodes, Topology.of_parents(parents, levels))
 
 
-def _best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_paths(
+    tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int, following: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `hf_specdec_kernels.best_paths`."""
-    from hf_specdec_kernels import best_paths
+    from hf_specdec_kernels import best_paths as find
 
     if tokens.device.type in DEVICES and not kernels_are_installed():
-        found = best_paths(tokens.cpu(), log_q.cpu(), num_nodes)
+        found = find(tokens.cpu(), log_q.cpu(), num_nodes, None if following is None else following.cpu())
         return found[0].to(tokens.device), found[1].to(tokens.device)
-    return best_paths(tokens, log_q, num_nodes)
+    return find(tokens, log_q, num_nodes, following)
 
 
 @lru_cache(maxsize=64)

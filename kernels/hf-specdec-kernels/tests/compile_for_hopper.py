@@ -221,7 +221,9 @@ def budgets(above: int, ranks: int) -> None:
 
 def growth(nodes: int) -> None:
     log_q, longs = torch.zeros(2, 15, 16), torch.zeros(2, nodes + 1, dtype=torch.long)
-    launch_best_paths(log_q.long(), log_q, nodes, longs[:, 1:].contiguous(), longs)
+    for following in (None, log_q.long()[:, :, None]):
+        shaped = log_q if following is None else log_q[:, :, None]
+        launch_best_paths(shaped.long(), shaped, nodes, following, longs[:, 1:].contiguous(), longs)
     chosen, flags = longs[:, :16], torch.zeros(2, 16, nodes, dtype=torch.bool)
     launch_choose_nodes(
         log_q.long(), log_q, log_q[..., 0], flags[:, :15], 16, log_q, chosen, log_q, *[chosen] * 2, flags

@@ -94,6 +94,7 @@ def linears_and_draft_tokens(device: torch.device) -> None:
         share_out(tokens[..., 0], log_q[..., 0], tokens[..., 0] >= 0, best, tokens, log_q, 11, 5, 4)
         draft_overlaps(logits[:, 0], logits[:, 1], torch.tensor([0.5, 1.0], device=device), temperature=temperature)
         tree_ancestors(best_paths(tokens, log_q, 11)[1], 11)
+        best_paths(tokens[:, :, None], log_q[:, :, None], 11, torch.zeros_like(tokens[:, :, None]))
         choose_nodes(tokens, log_q, log_q[..., 0], tokens[..., :5] >= 0, 5)
     print("draft tokens, drawn children, budgets, overlaps, best paths")
 

@@ -17,10 +17,12 @@ def arguments(batch: int, levels: int, ranks: int, device: torch.device) -> tupl
     return tokens.to(device), log_q.contiguous().to(device)
 
 
-def by_kernel(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def by_kernel(
+    tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int, following: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     nodes = torch.full((len(tokens), num_nodes), 77, device=tokens.device)
     parents = torch.full((len(tokens), num_nodes + 1), 77, device=tokens.device)
-    launch_best_paths(tokens, log_q, num_nodes, nodes, parents)
+    launch_best_paths(tokens, log_q, num_nodes, following, nodes, parents)
     return nodes.cpu(), parents.cpu()
 
 
@@ -49,6 +51,44 @@ def test_the_paths_are_the_best_of_all(device: torch.device) -> None:
     ]
     torch.testing.assert_close(torch.tensor(sums), torch.tensor(sorted(everything, reverse=True)[:12]))
     assert len(set(paths)) == 13
+
+
+def lists_of(
+    batch: int, levels: int, lists: int, ranks: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, log-probabilities and the lists of the children, which differ from the ranks and the tokens."""
+    tokens, log_q = arguments(batch * lists, levels, ranks, device)
+    tokens, log_q = (part.view(batch, lists, levels, ranks).transpose(1, 2).contiguous() for part in (tokens, log_q))
+    return tokens, log_q, torch.randint(0, lists, tokens.shape).to(device)
+
+
+@pytest.mark.parametrize("sizes, num_nodes", [((2, 4, 3, 2), 9), ((3, 1, 2, 4), 4), ((2, 9, 33, 5), 40)])
+def test_lists_against_naive(sizes: tuple[int, int, int, int], num_nodes: int, device: torch.device) -> None:
+    tokens, log_q, following = lists_of(*sizes, device)
+    expected = best_paths(tokens.cpu(), log_q.cpu(), num_nodes, following.cpu())
+    for found, wanted in zip(by_kernel(tokens, log_q, num_nodes, following), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_paths_through_lists_are_the_best_of_all(device: torch.device) -> None:
+    """Found among all paths, each of whose tokens names the list that the next one is of."""
+    tokens, log_q, following = lists_of(1, 4, 5, 3, device)
+    tokens = torch.arange(tokens.numel(), device=device).view(tokens.shape)  # each entry by a name of its own
+    nodes, parents = by_kernel(tokens, log_q, 12, following)
+    paths = [()]
+    for token, parent in zip(nodes[0].tolist(), parents[0, 1:].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    everything = {}
+    for depth in range(1, 5):
+        for ranks in itertools.product(range(3), repeat=depth):
+            of_list, path, total = 0, [], 0.0
+            for level, rank in enumerate(ranks):
+                entry = 0, level, of_list, rank
+                path, total = [*path, int(tokens[entry])], total + float(log_q[entry])
+                of_list = int(following[entry])
+            everything[tuple(path)] = total
+    best = sorted(everything, key=lambda path: everything[path], reverse=True)[:12]
+    assert set(paths[1:]) == set(best)
 
 
 def test_without_numbers_and_with_too_few_paths(device: torch.device) -> None:

@@ -27,20 +27,24 @@ MOST_NODES = 1024
 """Most nodes of a tree, the root not counted."""
 
 
-def best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_paths(
+    tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int, following: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The tree of the `num_nodes` paths with the largest summed log-probability, where every node of a level has the same
-    children (DDTree, github.com/liranringel/ddtree): taken from a heap one after the other, the next sibling and the
-    first child of each put into it.
+    The tree of the `num_nodes` paths with the largest summed log-probability: taken from a heap one after the other,
+    the next sibling and the first child of each put into it. Every node of a level has the same children (DDTree,
+    github.com/liranringel/ddtree), or those of the list that its own entry names.
 
     One launch on CUDA.
 
     Args:
-        tokens (`torch.Tensor` of shape `[batch, levels, ranks]`, int64): the best tokens of each level, falling.
-        log_q (`torch.Tensor` of shape `[batch, levels, ranks]`, float32): their log-probabilities, falling; NaN counts
-            as -inf.
+        tokens (`torch.Tensor` of shape `[batch, levels, ranks]`, int64): the best tokens of each level, falling. With
+            `following` `[batch, levels, lists, ranks]`: of each list; those of the first level are in list 0.
+        log_q (`torch.Tensor` of the same shape, float32): their log-probabilities, falling; NaN counts as -inf.
         num_nodes (`int`): nodes of the tree without its root, at most 1,024. Where there are fewer paths, the last
             nodes are repeated ones.
+        following (`torch.Tensor` of the same shape, int64, *optional*): for every token the list of the next level
+            that holds its children.
 
     Returns:
         `tuple`: tokens of the nodes, `[batch, num_nodes]` int64, in the order of the heap, of equals the one that came
@@ -49,16 +53,18 @@ def best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tup
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
     """
-    check_shape("log_q", log_q, None, None, None)
+    check_shape("log_q", log_q, *[None] * (3 if following is None else 4))
     check("log_q", log_q, log_q.device, (torch.float32,), *log_q.shape)
     check("tokens", tokens, log_q.device, (torch.int64,), *log_q.shape)
+    if following is not None:
+        check("following", following, log_q.device, (torch.int64,), *log_q.shape)
     if not 0 < num_nodes <= MOST_NODES or 0 in log_q.shape[1:]:
         raise ValueError(
             f"`num_nodes` is {num_nodes} for {list(log_q.shape[1:])} levels and ranks; it must be from 1 to "
             f"{MOST_NODES}, and there must be a level and a rank."
         )
     nodes, parents = tokens.new_empty(len(tokens), num_nodes), tokens.new_empty(len(tokens), num_nodes + 1)
-    ops.best_paths(tokens, log_q, num_nodes, nodes, parents)
+    ops.best_paths(tokens, log_q, num_nodes, following, nodes, parents)
     return nodes, parents
 
 

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
 import torch
 
 
-def best_paths_naive(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_paths_naive(
+    tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int, following: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `hf_specdec_kernels.best_paths`."""
-    levels, ranks = log_q.shape[1:]
-    all_nodes, all_parents = [], []
-    for own, scores in zip(tokens.tolist(), log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf).numpy(), strict=True):
-        # An entry: minus its sum, its place among equals, level, rank, parent, sum up to the parent.
-        heap = [(-scores[0, 0], 0, 0, 0, 0, np.float32(0.0))]
-        nodes, parents = [], [0]
-        for node in range(1, num_nodes + 1):
-            least, place, level, rank, parent, before = heapq.heappop(heap)
-            nodes.append(own[level][min(rank, ranks - 1)])
-            parents.append(parent)
-            sibling = before + scores[level, rank + 1] if rank + 1 < ranks else np.float32(-np.inf)
-            child = scores[level + 1, 0] - least if level + 1 < levels else np.float32(-np.inf)
-            heapq.heappush(heap, (-sibling, place, level, rank + 1, parent, before))
-            heapq.heappush(heap, (-child, node, min(level + 1, levels - 1), 0, node, -least))
-        all_nodes.append(nodes)
-        all_parents.append(parents)
-    return torch.tensor(all_nodes).to(tokens), torch.tensor(all_parents).to(tokens)
+    batch, levels, ranks = len(log_q), log_q.shape[1], log_q.shape[-1]
+    scores = log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf).view(batch, levels, -1, ranks).numpy()
+    names = tokens.view(batch, levels, -1, ranks).numpy()
+    lists = np.zeros_like(names) if following is None else following.view(batch, levels, -1, ranks).numpy()
+    found = [_best_paths_of(*of_row, num_nodes) for of_row in zip(names, scores, lists, strict=True)]
+    nodes, parents = ([part[at] for part in found] for at in (0, 1))
+    return torch.tensor(nodes).to(tokens).view(batch, num_nodes), torch.tensor(parents).to(tokens).view(batch, -1)
+
+
+def _best_paths_of(tokens: Any, log_q: Any, following: Any, num_nodes: int) -> tuple[list[int], list[int]]:
+    """The nodes and parents of one row; the arguments are NumPy arrays `[levels, lists, ranks]`."""
+    levels, _, ranks = log_q.shape
+    impossible = np.float32(-np.inf)
+    # An entry: minus its sum, its place among equals, level, list, rank, parent, sum up to the parent.
+    heap = [(-log_q[0, 0, 0], 0, 0, 0, 0, 0, np.float32(0.0))]
+    nodes, parents = [], [0]
+    for node in range(1, num_nodes + 1):
+        least, place, level, own, rank, parent, before = heapq.heappop(heap)
+        entry = level, own, min(rank, ranks - 1)
+        nodes.append(int(tokens[entry]))
+        parents.append(parent)
+        sibling = before + log_q[level, own, rank + 1] if rank + 1 < ranks else impossible
+        below = int(following[entry])
+        child = log_q[level + 1, below, 0] - least if level + 1 < levels else impossible
+        heapq.heappush(heap, (-sibling, place, level, own, rank + 1, parent, before))
+        heapq.heappush(heap, (-child, node, min(level + 1, levels - 1), below, 0, node, -least))
+    return nodes, parents
 
 
 def choose_nodes_naive(

@@ -12,12 +12,16 @@ import triton.language as tl
 from ..triton_ranking import key_of, nothing, pack, place_of
 
 
-@triton.jit(do_not_specialize=["levels", "ranks", "num_nodes"])
-def _best_paths_kernel(tokens, log_q, nodes, parents, levels, ranks, num_nodes, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["levels", "lists", "ranks", "num_nodes"])
+def _best_paths_kernel(
+    tokens, log_q, following, nodes, parents, levels, lists, ranks, num_nodes,
+    HAS_LISTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (row)."""
     row = tl.program_id(0)
-    tokens += row.to(tl.int64) * levels * ranks
-    log_q += row.to(tl.int64) * levels * ranks
+    entries = row.to(tl.int64) * levels * lists * ranks
+    tokens += entries
+    log_q += entries
     nodes += row.to(tl.int64) * num_nodes
     parents += row.to(tl.int64) * (num_nodes + 1)
     tl.store(parents, 0)
@@ -25,11 +29,12 @@ def _best_paths_kernel(tokens, log_q, nodes, parents, levels, ranks, num_nodes, 
     first = tl.load(log_q)
     first = tl.where(first == first, first, float("-inf"))
     sums = tl.where(places == 0, first, float("-inf"))
-    # Of every place: the sum up to the parent, level, rank and parent.
+    # Of every place: the sum up to the parent, level, rank and parent, and the list that it is of, over all levels.
     before = tl.zeros([BLOCK], tl.float32)
     level = tl.zeros([BLOCK], tl.int32)
     rank = tl.zeros([BLOCK], tl.int32)
     parent = tl.zeros([BLOCK], tl.int32)
+    of_list = tl.zeros([BLOCK], tl.int32)
     for node in range(1, num_nodes + 1):
         winner = tl.max(pack(sums, tl.where(places < node, places, 0x7FFFFFFE)), axis=0)
         is_winner = places == place_of(winner)
@@ -38,12 +43,17 @@ def _best_paths_kernel(tokens, log_q, nodes, parents, levels, ranks, num_nodes, 
         own_level = tl.sum(tl.where(is_winner, level, 0), axis=0)
         own_rank = tl.sum(tl.where(is_winner, rank, 0), axis=0)
         own_parent = tl.sum(tl.where(is_winner, parent, 0), axis=0)
-        tl.store(nodes + node - 1, tl.load(tokens + own_level * ranks + tl.minimum(own_rank, ranks - 1)))
+        own_list = tl.sum(tl.where(is_winner, of_list, 0), axis=0)
+        entry = own_list * ranks + tl.minimum(own_rank, ranks - 1)
+        tl.store(nodes + node - 1, tl.load(tokens + entry))
         tl.store(parents + node, own_parent.to(tl.int64))
         has_sibling = own_rank + 1 < ranks
-        sibling = tl.load(log_q + own_level * ranks + own_rank + 1, mask=has_sibling, other=float("-inf"))
+        sibling = tl.load(log_q + own_list * ranks + own_rank + 1, mask=has_sibling, other=float("-inf"))
         has_child = own_level + 1 < levels
-        child = tl.load(log_q + (own_level + 1) * ranks, mask=has_child, other=float("-inf"))
+        below = tl.minimum(own_level + 1, levels - 1) * lists
+        if HAS_LISTS:
+            below += tl.load(following + entries + entry).to(tl.int32)
+        child = tl.load(log_q + below * ranks, mask=has_child, other=float("-inf"))
         sibling = own_before + tl.where(sibling == sibling, sibling, float("-inf"))
         child = own_sum + tl.where(child == child, child, float("-inf"))
         is_new = places == node
@@ -52,17 +62,20 @@ def _best_paths_kernel(tokens, log_q, nodes, parents, levels, ranks, num_nodes, 
         level = tl.where(is_new, tl.minimum(own_level + 1, levels - 1), level)
         rank = tl.where(is_winner, own_rank + 1, rank)
         parent = tl.where(is_new, node, parent)
+        of_list = tl.where(is_new, below, of_list)
 
 
-def launch_best_paths(tokens, log_q, num_nodes, nodes, parents) -> None:
+def launch_best_paths(tokens, log_q, num_nodes, following, nodes, parents) -> None:
     """See `hf_specdec_kernels.best_paths`; writes to contiguous `nodes` and `parents`."""
-    batch, levels, ranks = log_q.shape
+    batch, levels, ranks = len(log_q), log_q.shape[1], log_q.shape[-1]
     if batch == 0:
         return
+    lists = 1 if following is None else log_q.shape[2]
     block = triton.next_power_of_2(num_nodes + 1)
     _best_paths_kernel[(batch,)](
-        tokens.contiguous(), log_q.contiguous(), nodes, parents, levels, ranks, num_nodes,
-        BLOCK=block, num_warps=max(1, min(8, block // 128)),
+        tokens.contiguous(), log_q.contiguous(), None if following is None else following.contiguous(),
+        nodes, parents, levels, lists, ranks, num_nodes,
+        HAS_LISTS=following is not None, BLOCK=block, num_warps=max(1, min(8, block // 128)),
     )  # fmt: skip
 
 
