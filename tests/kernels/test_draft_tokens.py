@@ -11,7 +11,7 @@ from support.tables import ordered_draws
 
 from hf_specdec.drafters.growth import best_tokens
 from hf_specdec_kernels import Children, draft_tokens, draw_children
-from hf_specdec_kernels.draft_tokens import exponential_noise, naive
+from hf_specdec_kernels.draft_tokens import exponential_noise_naive, naive
 
 
 def test_best_tokens_are_the_librarys() -> None:
@@ -77,11 +77,11 @@ def _with_replacement(keys: Any, log_q: torch.Tensor, count: int) -> tuple[torch
 
 
 def _noise_too_loud(*args: Any) -> torch.Tensor:
-    return exponential_noise(*args) ** 1.2
+    return exponential_noise_naive(*args) ** 1.2
 
 
 def _noise_of_four_alike(*args: Any) -> torch.Tensor:
-    noise = exponential_noise(*args)
+    noise = exponential_noise_naive(*args)
     return noise[..., torch.arange(noise.shape[-1]) // 4 * 4]
 
 
@@ -89,8 +89,8 @@ def _noise_of_four_alike(*args: Any) -> torch.Tensor:
     "name, wrong",
     [
         ("_first", _with_replacement),
-        ("exponential_noise", _noise_too_loud),
-        ("exponential_noise", _noise_of_four_alike),
+        ("exponential_noise_naive", _noise_too_loud),
+        ("exponential_noise_naive", _noise_of_four_alike),
         ("temperature", None),
         ("seeds", None),
     ],

@@ -102,11 +102,19 @@ def compaction_arguments(**changes: Any) -> dict[str, Any]:
 CALLS = {
     "tree_attention": attention_arguments,
     "greedy_walk": walk_arguments,
+    "chosen_walk": lambda **changes: (
+        {name: value for name, value in walk_arguments().items() if name != "logits"}
+        | {"chosen": torch.randint(0, 11, (2, 4))}
+        | changes
+    ),
     "target_walk": drawn_arguments,
     "rejection_walk": lambda **changes: drawn_arguments(draft_logits=torch.randn(2, 4, 11)) | changes,
     "draft_tokens": lambda **changes: {"logits": torch.randn(2, 3, 11), "count": 4} | changes,
     "draw_children": lambda **changes: (
         {"logits": torch.randn(2, 3, 11), "count": 4, "seeds": torch.tensor([1, 2]), "with_best": True} | changes
+    ),
+    "exponential_noise": lambda **changes: (
+        {"seeds": torch.tensor([1, 2]), "numbers": torch.tensor([[4, 5, 5], [0, 1, 2]]), "vocab": 11} | changes
     ),
     "filter_logits": lambda **changes: {"logits": torch.randn(2, 3, 11), "top_k": torch.tensor([4, 0])} | changes,
     "draft_overlaps": lambda **changes: (
@@ -216,6 +224,12 @@ BAD = {
         {"out": hf_specdec_kernels.Walks(*(torch.zeros(2, 2, dtype=torch.long) for _ in range(3)))},
     ),
     "`count` is 12; it must be from 1 to 11": ("draft_tokens", {"count": 12}),
+    "`chosen` has dtype torch.float32": ("chosen_walk", {"chosen": torch.zeros(2, 4)}),
+    "`tokens` has shape [2, 3]; it must be [2, 4]": ("chosen_walk", {"tokens": torch.zeros(2, 3, dtype=torch.long)}),
+    "`positions` has shape [2, 2]; it must be [2, 1 or 3]": ("draw_children", {"positions": torch.ones(2, 2).long()}),
+    "`token_ids` has shape [9]; it must be [11]": ("draw_children", {"token_ids": torch.arange(9)}),
+    "`numbers` has shape [3, 1]; it must be [2, any]": ("exponential_noise", {"numbers": torch.ones(3, 1).long()}),
+    "`vocab` is 0; there must be one token": ("exponential_noise", {"vocab": 0}),
     "`seeds` has shape [3]; it must be [2]": ("draw_children", {"seeds": torch.tensor([1, 2, 3])}),
     "`num_chosen` is 5 and `budget` 4": ("share_out", {"num_chosen": 5}),
     "`num_nodes` is 0 for [3, 4] levels and ranks": ("best_paths", {"num_nodes": 0}),

@@ -9,6 +9,7 @@ memory.
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from hf_specdec_kernels.kv_writes import triton as kv_writes_launch
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
 from hf_specdec_kernels.rejection_sampling.triton import (
+    launch_chosen_walk,
     launch_filter_logits,
     launch_rejection_walk,
     launch_target_walk,
@@ -166,6 +168,8 @@ def walks(
     }
     launch_target_walk(**common | {"uniforms": None, "temperature": None, "top_k": None, "top_p": None})
     launch_target_walk(**common)
+    chosen = {name: common[name] for name in inspect.signature(launch_chosen_walk).parameters if name in common}
+    launch_chosen_walk(chosen=longs, **chosen)
     launch_rejection_walk(
         **common,
         draft_logits=torch.empty(batch, nodes, 32_000 if all_options else vocab, dtype=dtype, device="meta"),
@@ -180,12 +184,14 @@ def filters(vocab: int) -> None:
     launch_filter_logits(logits, rows, rows.long(), rows, logits)
 
 
-def drafting(vocab: int, drawn: bool = False, rows: int = 4) -> None:
+def drafting(vocab: int, drawn: bool = False, rows: int = 4, by_position: bool = False) -> None:
     logits = torch.empty(rows, 10, vocab, dtype=torch.bfloat16, device="meta")
     tokens, heat = torch.empty(rows, 10, 10, dtype=torch.long), torch.ones(rows)
     if drawn:
         found = tokens, tokens.float(), tokens.float()
-        draft_tokens_launch.launch_draw_children(logits, 10, heat.long(), 0, heat, *found)
+        noise = (tokens[:, :1, 0], torch.zeros(vocab, dtype=torch.long)) if by_position else (None, None)
+        draft_tokens_launch.launch_draw_children(logits, 10, heat.long(), 0, heat, *noise, *found)
+        draft_tokens_launch.launch_exponential_noise(heat.long(), tokens[..., 0], vocab, logits.float())
     else:
         draft_tokens_launch.launch_draft_tokens(logits, 10, heat, tokens, tokens.float())
 
@@ -343,6 +349,7 @@ CASES = {
         for vocab in (32_000, 128_256)
         for rows in (1, 64)
     },
+    "drafting, drawn by position": lambda: drafting(32_000, True, by_position=True),
     "overlaps": lambda: overlaps(128_256),
     "overlaps, draft vocabulary": lambda: overlaps(49_152, 8_192),
     "losses": losses,

@@ -41,6 +41,7 @@ from hf_specdec_kernels import (  # noqa: E402
     draft_overlaps,
     draft_tokens,
     draw_children,
+    exponential_noise,
     share_out,
     tree_ancestors,
 )
@@ -75,6 +76,9 @@ def main() -> None:
         of_target = {name: value for name, value in arguments.items() if not name.startswith("draft_")}
         for launches.PREPARED_NODES, launches.LARGEST_BLOCK in ((0, 64), (264, 16384)):
             launches.launch_target_walk(**of_target, **room(case, arguments, device)._asdict())
+            chosen = {name: of_target[name] for name in ("tokens", "parents", "max_depth", "end_tokens", "active")}
+            chosen["chosen"] = of_target["logits"].argmax(-1)
+            launches.launch_chosen_walk(**chosen, **room(case, arguments, device)._asdict())
             launches.launch_rejection_walk(**arguments, **room(case, arguments, device)._asdict())
         print("walks:", name)
     torch.cuda.synchronize()
@@ -90,6 +94,8 @@ def linears_and_draft_tokens(device: torch.device) -> None:
         logits, temperature = torch.randn(2, 3, vocab, device=device), torch.tensor([0.5, 1.0], device=device)
         draft_tokens(logits, 8, temperature=temperature)
         seeds = torch.arange(2, device=device)
+        draw_children(logits, 8, seeds, positions=seeds[:, None], token_ids=torch.arange(vocab, device=device))
+        exponential_noise(seeds, seeds[:, None], vocab)
         tokens, log_q, best = draw_children(logits, 8, seeds, temperature=temperature, with_best=True)
         share_out(tokens[..., 0], log_q[..., 0], tokens[..., 0] >= 0, best, tokens, log_q, 11, 5, 4)
         draft_overlaps(logits[:, 0], logits[:, 1], torch.tensor([0.5, 1.0], device=device), temperature=temperature)

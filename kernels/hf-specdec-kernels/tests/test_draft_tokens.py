@@ -12,7 +12,7 @@ from selection import fast
 
 from hf_specdec_kernels.draft_tokens import triton as in_triton
 from hf_specdec_kernels.draft_tokens.naive import draft_tokens_naive, draw_children_naive
-from hf_specdec_kernels.draft_tokens.noise import exponential_noise, philox
+from hf_specdec_kernels.draft_tokens.noise import exponential_noise_naive, philox
 
 
 @triton.jit
@@ -28,17 +28,20 @@ def _write_philox(bits, seeds, query, BLOCK: tl.constexpr):
     tl.store(bits + 3, d.to(tl.int64))
 
 
-def compare(logits: torch.Tensor, count: int, temperature: torch.Tensor | None, drawn: bool) -> None:
+def compare(
+    logits: torch.Tensor, count: int, temperature: torch.Tensor | None, drawn: bool, *noise: torch.Tensor | None
+) -> None:
     shape = (*logits.shape[:2], count)
     tokens = torch.full(shape, -7, device=logits.device)
     log_probabilities, best = (torch.full(shape, torch.nan, device=logits.device) for _ in range(2))
     if drawn:
         seeds = torch.randint(2**63 - 1, (len(logits),)).to(logits.device)
-        in_triton.launch_draw_children(logits, count, seeds, 3, temperature, tokens, log_probabilities, best)
-        expected = draw_children_naive(logits, count, seeds, 3, temperature)
+        given = logits, count, seeds, 3, temperature, *(noise or (None, None))
+        in_triton.launch_draw_children(*given, tokens, log_probabilities, best)
+        expected = draw_children_naive(*given)
         torch.testing.assert_close(best, expected[2], atol=1e-5, rtol=1e-5)
         assert torch.equal(tokens, expected[0])
-        in_triton.launch_draw_children(logits, count, seeds, 3, temperature, tokens, log_probabilities, None)
+        in_triton.launch_draw_children(*given, tokens, log_probabilities, None)
     else:
         in_triton.launch_draft_tokens(logits, count, temperature, tokens, log_probabilities)
         expected = draft_tokens_naive(logits, count, temperature)
@@ -75,6 +78,24 @@ def test_against_naive(
 ) -> None:
     logits, temperature = arguments(shape, dtype, tempered, device)
     compare(logits, count, temperature, drawn)
+
+
+@pytest.mark.parametrize("of_rows", [False, True], ids=["of nodes", "of rows"])
+@pytest.mark.parametrize("named", [False, True], ids=["whole vocabulary", "a part of it"])
+def test_positions(of_rows: bool, named: bool, block: int, device: torch.device) -> None:
+    """One number for all queries of a row, or one for each; and columns that are not their tokens' numbers."""
+    logits, temperature = arguments((2, 3, 150), torch.float32, True, device)
+    positions = torch.tensor([[70_000], [5]]) if of_rows else torch.tensor([[4, 5, 5], [9, 4, 2**31 + 3]])
+    token_ids = torch.randperm(100_000)[:150].to(device) if named else None
+    compare(logits, 7, temperature, True, positions.to(device), token_ids)
+
+
+def test_written_noise(block: int, device: torch.device) -> None:
+    seeds, numbers = torch.tensor([3, 2**62 + 1], device=device), torch.tensor([[4, 9, 4]], device=device)
+    noise = torch.full((2, 3, 1_500), torch.nan, device=device)
+    in_triton.launch_exponential_noise(seeds, numbers.expand(2, -1), 1_500, noise)
+    torch.testing.assert_close(noise, exponential_noise_naive(seeds, numbers, 1_500), atol=0, rtol=1e-6)
+    assert torch.equal(noise[:, 0], noise[:, 2]) and not torch.equal(noise[:, 0], noise[:, 1])
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -143,14 +164,16 @@ def test_philox_is_the_published_one() -> None:
 
 def test_other_queries_draw_other_noise() -> None:
     seeds = torch.tensor([7, 8])
-    whole = exponential_noise(seeds, 5, 103)
-    assert torch.equal(whole[:, 2:4], exponential_noise(seeds, 2, 103, first_query=2))
+    whole = exponential_noise_naive(seeds, torch.arange(5)[None], 103)
+    assert torch.equal(whole[:, 2:4], exponential_noise_naive(seeds, torch.tensor([[2, 3]]), 103))
     assert len(whole.flatten().unique()) == whole.numel()
 
 
 def test_noise_is_exponential() -> None:
     """Kolmogorov and Smirnov's distance at 1e-5, of all numbers and of the thousandth part that is small."""
-    noise = exponential_noise(torch.tensor([3, 4]), 4, 250_000).flatten().double().sort().values
+    noise = (
+        exponential_noise_naive(torch.tensor([3, 4]), torch.arange(4)[None], 250_000).flatten().double().sort().values
+    )
     assert 0 < noise[0] and noise[-1] < torch.inf
     cumulative, places = -torch.expm1(-noise), torch.arange(len(noise), dtype=torch.float64) + 0.5
     assert (cumulative - places / len(noise)).abs().max() * len(noise) ** 0.5 < 2.5

@@ -18,8 +18,13 @@ from walk_cases import Case, draft_arguments, filter_arguments, tree_arguments, 
 
 from hf_specdec_kernels import Walks, rejection_walk
 from hf_specdec_kernels.rejection_sampling import triton as launching
-from hf_specdec_kernels.rejection_sampling.naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
-from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
+from hf_specdec_kernels.rejection_sampling.naive import (
+    chosen_walk_naive,
+    greedy_walk_naive,
+    rejection_walk_naive,
+    target_walk_naive,
+)
+from hf_specdec_kernels.rejection_sampling.triton import launch_chosen_walk, launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.rejection_sampling.triton_walks import SIZES_OF_TREES, rejection_walk_kernel
 
 
@@ -109,6 +114,18 @@ GREEDY = CASES | {"ties in several blocks": Case(ties=True, vocab=200, batch=4, 
 def test_greedy(name: str, device: torch.device) -> None:
     case = GREEDY[name]
     found = compare(launch_target_walk, greedy_walk_naive, case, tree_arguments(case, device), device)
+    assert case.nodes == 1 or (found.accepted > 0).any()
+
+
+CHOSEN = ("usual", "root alone", "one shared tree", "void nodes", "end tokens", "resting rows", "not all the way down")
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_chosen(name: str, device: torch.device) -> None:
+    case = CASES[name]
+    arguments = tree_arguments(case, device)
+    chosen = arguments.pop("logits").argmax(-1)
+    found = compare(launch_chosen_walk, chosen_walk_naive, case, {"chosen": chosen} | arguments, device)
     assert case.nodes == 1 or (found.accepted > 0).any()
 
 

@@ -8,14 +8,22 @@ only torch.
 
 from .budgets import BudgetedLevel, share_out
 from .draft_losses import DraftLosses, draft_losses
-from .draft_tokens import Children, draft_tokens, draw_children
+from .draft_tokens import Children, draft_tokens, draw_children, exponential_noise
 from .gated_product import gated_product
 from .kv_compaction import kv_compaction, pointer_table
 from .kv_writes import write_kv
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
 from .pending import DeltaPending, PendingPath, ScanPending
-from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
+from .rejection_sampling import (
+    Walks,
+    chosen_walk,
+    draft_columns,
+    filter_logits,
+    greedy_walk,
+    rejection_walk,
+    target_walk,
+)
 from .rms_norm import rms_norm
 from .rotary import rotary
 from .tree_attention import pack_ancestors, tree_attention
@@ -37,6 +45,7 @@ __all__ = [
     "Walks",
     "best_paths",
     "choose_nodes",
+    "chosen_walk",
     "commit_conv",
     "commit_delta_rule",
     "commit_selective_scan",
@@ -47,6 +56,7 @@ __all__ = [
     "draft_overlaps",
     "draft_tokens",
     "draw_children",
+    "exponential_noise",
     "filter_logits",
     "gated_product",
     "greedy_walk",

@@ -1,4 +1,4 @@
-"""The tokens that a draft proposes as children of each node of a level: its best ones, or drawn ones."""
+"""The tokens that a draft proposes as children of each node of a level: its best ones, or ones drawn by a noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from .._ops import ops, register
 from ..checks import check, check_dtype, check_shape
 from .naive import draft_tokens_naive, draw_children_naive
-from .noise import exponential_noise
+from .noise import exponential_noise_naive
 
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "draw_children",
     "draw_children_naive",
     "exponential_noise",
+    "exponential_noise_naive",
 ]
 
 LARGEST_COUNT = 64
@@ -89,6 +90,8 @@ def draw_children(
     seeds: torch.Tensor,
     *,
     first_query: int = 0,
+    positions: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
     temperature: torch.Tensor | None = None,
     with_best: bool = False,
 ) -> Children:
@@ -106,6 +109,12 @@ def draw_children(
         seeds (`torch.Tensor` of shape `[batch]`, int64): random numbers, drawn anew for every tree, as by
             `torch.empty(batch, dtype=torch.int64).random_()`.
         first_query (`int`): number of the first query. With the same seeds, no two queries may have the same number.
+        positions (`torch.Tensor` of shape `[batch, 1 or queries]`, int64, *optional*): in [0, 2³²), the number of
+            every query, in place of those from `first_query` on. Queries with the same number and seed draw by the
+            same noise: with the position in the text as the number, and the target's token drawn by the noise of its
+            position, the text depends on the seed alone. (Two nodes of one path must not have the same number.)
+        token_ids (`torch.Tensor` of shape `[vocab]`, int64, *optional*): the token whose noise a column of the logits
+            has, as for a draft's vocabulary that is a part of the target's; by default its own number.
         with_best (`bool`): whether log q of the best tokens are wanted, too.
 
     Raises:
@@ -120,8 +129,36 @@ def draw_children(
         torch.empty_like(tokens, dtype=torch.float32),
         torch.empty_like(tokens, dtype=torch.float32) if with_best else None,
     )
-    ops.draw_children(logits, count, seeds, first_query, temperature, *found)
+    check("positions", positions, logits.device, (torch.int64,), batch, (1, queries))
+    check("token_ids", token_ids, logits.device, (torch.int64,), logits.shape[2])
+    ops.draw_children(logits, count, seeds, first_query, temperature, positions, token_ids, *found)
     return found
+
+
+def exponential_noise(seeds: torch.Tensor, numbers: torch.Tensor, vocab: int) -> torch.Tensor:
+    """
+    Exponential random numbers, -log of which is Gumbel noise: those by which `draw_children` draws. The number of
+    token t at query i comes from the row's seed and Philox's counter (⌊t / 4⌋, `numbers[:, i]`, 0, 0), of whose four
+    numbers it takes number t mod 4, and depends on nothing else.
+
+    Args:
+        seeds (`torch.Tensor` of shape `[batch]`, int64): seed of every row.
+        numbers (`torch.Tensor` of shape `[batch, queries]`, int64): in [0, 2³²).
+        vocab (`int`): number of tokens.
+
+    Returns:
+        `torch.Tensor`: `[batch, queries, vocab]` float32, all positive.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    check("seeds", seeds, seeds.device, (torch.int64,), None)
+    check("numbers", numbers, seeds.device, (torch.int64,), len(seeds), None)
+    if vocab < 1:
+        raise ValueError(f"`vocab` is {vocab}; there must be one token at least.")
+    noise = torch.empty(*numbers.shape, vocab, dtype=torch.float32, device=seeds.device)
+    ops.exponential_noise(seeds, numbers, vocab, noise)
+    return noise
 
 
 def _check(logits: torch.Tensor, count: int, most: int, temperature: torch.Tensor | None) -> None:
@@ -137,3 +174,4 @@ def _check(logits: torch.Tensor, count: int, most: int, temperature: torch.Tenso
 
 register(draft_tokens_naive, results=("tokens", "log_probabilities"))
 register(draw_children_naive, results=("tokens", "log_probabilities", "best"), optional=("best",))
+register(exponential_noise_naive, results=("noise",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .noise import exponential_noise
+from .noise import exponential_noise_naive, noise_of_tokens
 
 
 def draft_tokens_naive(
@@ -21,10 +21,18 @@ def draw_children_naive(
     seeds: torch.Tensor,
     first_query: int = 0,
     temperature: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `hf_specdec_kernels.draw_children`: tokens, their log-probabilities, and those of the best tokens."""
     log_q = _log_q(logits, temperature)
-    noise = exponential_noise(seeds, logits.shape[1], logits.shape[2], first_query)
+    numbers = first_query + torch.arange(logits.shape[1], device=logits.device)[None]
+    if positions is not None:
+        numbers = positions.expand(len(logits), logits.shape[1])
+    if token_ids is None:
+        noise = exponential_noise_naive(seeds, numbers, logits.shape[2])
+    else:
+        noise = noise_of_tokens(seeds, numbers, token_ids)
     tokens, log_probabilities = _first(log_q - noise.log(), log_q, count)
     return tokens.clamp(min=0), log_probabilities, _first(log_q, log_q, count)[1]
 

@@ -23,14 +23,40 @@ MOST_CANDIDATES = 8192
 
 @triton.jit
 def _exponential_noise(seed, query, first, BLOCK: tl.constexpr):
-    """See `noise.exponential_noise`: the numbers of BLOCK tokens from `first` on, a multiple of 4."""
+    """See `exponential_noise`: the numbers of BLOCK tokens from `first` on, a multiple of 4."""
     group = first // 4 + tl.arange(0, BLOCK // 4)
     zero = group * 0
     a, b, c, d = tl.philox(seed, group, zero + query, zero, zero)
-    bits = tl.interleave(tl.interleave(a, c), tl.interleave(b, d)).to(tl.uint32, bitcast=True)
+    return _exponential(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)))
+
+
+@triton.jit
+def _noise_of_tokens(seed, query, tokens):
+    """The numbers of some tokens; see `noise.noise_of_tokens`."""
+    zero = tokens * 0
+    a, b, c, d = tl.philox(seed, tokens // 4, zero + query, zero, zero)
+    word = tokens % 4
+    return _exponential(tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d)))
+
+
+@triton.jit
+def _exponential(words):
+    bits = words.to(tl.uint32, bitcast=True)
     uniforms = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
     rest = 1.0 - uniforms
     return tl.where(rest == 1.0, uniforms, -tl.log(rest) * (uniforms / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _noise_kernel(seeds, numbers, noise, vocab, queries, numbers_stride_b, numbers_stride_q, BLOCK: tl.constexpr):
+    """Program (query of a row, part): writes the noise of BLOCK tokens."""
+    query = tl.program_id(0)
+    first = tl.program_id(1) * BLOCK
+    row, place = query // queries, query % queries
+    number = tl.load(numbers + row * numbers_stride_b + place * numbers_stride_q).to(tl.int32)
+    found = _exponential_noise(tl.load(seeds + row), number, first, BLOCK)
+    at = first + tl.arange(0, BLOCK)
+    tl.store(noise + query.to(tl.int64) * vocab + at, found, mask=at < vocab)
 
 
 @triton.jit
@@ -44,9 +70,10 @@ def _write_candidates(candidates, keys, at, count):
 
 @triton.jit(do_not_specialize=["count", "queries", "first_query"])
 def _best_of_part_kernel(
-    logits, temperature, seeds, best, drawn, highest, totals,
-    vocab, count, queries, first_query, logits_stride_b, logits_stride_q,
-    BEST: tl.constexpr, DRAWN: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperature, seeds, positions, token_ids, best, drawn, highest, totals,
+    vocab, count, queries, first_query, logits_stride_b, logits_stride_q, positions_stride_b, positions_stride_q,
+    BEST: tl.constexpr, DRAWN: tl.constexpr, TEMPERED: tl.constexpr, POSITIONED: tl.constexpr, NAMED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """
     Program (query of a row, part): writes `count` candidates for the `best` and the `drawn` tokens, the part's
@@ -72,7 +99,14 @@ def _best_of_part_kernel(
     if BEST:
         _write_candidates(best + place.to(tl.int64) * count, scores, at, count)
     if DRAWN:
-        noise = _exponential_noise(tl.load(seeds + row), first_query + query % queries, part * BLOCK, BLOCK)
+        number = first_query + query % queries
+        if POSITIONED:
+            number = tl.load(positions + row * positions_stride_b + query % queries * positions_stride_q).to(tl.int32)
+        if NAMED:
+            named = tl.load(token_ids + at, mask=at < vocab, other=0).to(tl.int32)
+            noise = _noise_of_tokens(tl.load(seeds + row), number, named)
+        else:
+            noise = _exponential_noise(tl.load(seeds + row), number, part * BLOCK, BLOCK)
         _write_candidates(drawn + place.to(tl.int64) * count, scores - tl.log(noise), at, count)
 
 
@@ -141,10 +175,22 @@ def launch_draft_tokens(logits, count, temperature, tokens, log_probabilities) -
     _launch(logits, count, temperature, best=(tokens, log_probabilities))
 
 
-def launch_draw_children(logits, count, seeds, first_query, temperature, tokens, log_probabilities, best) -> None:
+def launch_draw_children(
+    logits, count, seeds, first_query, temperature, positions, token_ids, tokens, log_probabilities, best
+) -> None:
     """See `hf_specdec_kernels.draw_children`; writes to the last three."""
-    best_found = None if best is None else (None, best)
-    _launch(logits, count, temperature, best_found, (tokens, log_probabilities), seeds, first_query)
+    best_found, drawn_found = None if best is None else (None, best), (tokens, log_probabilities)
+    _launch(logits, count, temperature, best_found, drawn_found, seeds, first_query, positions, token_ids)
+
+
+def launch_exponential_noise(seeds, numbers, vocab, noise) -> None:
+    """See `hf_specdec_kernels.exponential_noise`; writes to the last one, which is contiguous."""
+    queries = numbers.shape[1]
+    if noise.numel() == 0:
+        return
+    _noise_kernel[(numbers.numel(), triton.cdiv(vocab, SMALLEST_BLOCK))](
+        seeds.contiguous(), numbers, noise, vocab, queries, *numbers.stride(), BLOCK=SMALLEST_BLOCK
+    )
 
 
 def _launch(
@@ -155,6 +201,8 @@ def _launch(
     drawn: tuple[torch.Tensor, torch.Tensor] | None = None,
     seeds: torch.Tensor | None = None,
     first_query: int = 0,
+    positions: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
 ) -> None:
     batch, queries, vocab = logits.shape
     if batch * queries == 0:
@@ -167,10 +215,13 @@ def _launch(
     highest, totals = logits.new_empty(2, *candidates[:2], dtype=torch.float32)
     heat = logits if temperature is None else temperature.contiguous()
     flags = {"BEST": best is not None, "DRAWN": drawn is not None, "TEMPERED": temperature is not None}
+    strides = (0, 0) if positions is None else positions.expand(batch, queries).stride()
     _best_of_part_kernel[(batch * queries, parts)](
-        logits, heat, logits if seeds is None else seeds.contiguous(), best_candidates, drawn_candidates,
-        highest, totals, vocab, count, queries, first_query, *logits.stride()[:2],
-        **flags, BLOCK=block, num_warps=min(32, max(4, block // 512)),
+        logits, heat, logits if seeds is None else seeds.contiguous(), logits if positions is None else positions,
+        logits if token_ids is None else token_ids.contiguous(), best_candidates, drawn_candidates,
+        highest, totals, vocab, count, queries, first_query, *logits.stride()[:2], *strides,
+        **flags, POSITIONED=positions is not None, NAMED=token_ids is not None, BLOCK=block,
+        num_warps=min(32, max(4, block // 512)),
     )  # fmt: skip
     _best_of_parts_kernel[(batch * queries,)](
         logits, heat, best_candidates, drawn_candidates, highest, totals,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import torch
 
 from .._ops import ops, register
-from .checking import check_draft, check_logits, check_rows, check_tree, check_uniforms
+from ..checks import check
+from .checking import check_draft, check_logits, check_nodes, check_rows, check_tree, check_uniforms
 from .filters import filter_logits_naive
-from .naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
+from .naive import chosen_walk_naive, greedy_walk_naive, rejection_walk_naive, target_walk_naive
 from .walks import Walks
 
 
 __all__ = [
     "Walks",
+    "chosen_walk",
+    "chosen_walk_naive",
     "draft_columns",
     "filter_logits",
     "filter_logits_naive",
@@ -25,7 +28,7 @@ __all__ = [
 ]
 
 
-for _walk in (greedy_walk_naive, target_walk_naive, rejection_walk_naive):
+for _walk in (greedy_walk_naive, chosen_walk_naive, target_walk_naive, rejection_walk_naive):
     register(_walk, results=Walks._fields)
 register(filter_logits_naive, results=("filtered",))
 
@@ -68,6 +71,38 @@ def greedy_walk(
     check_tree(logits, tokens, parents, max_depth, end_tokens, active)
     out = _walks(logits, max_depth, out)
     ops.greedy_walk(logits, tokens, parents, max_depth, end_tokens, active, *out)
+    return out
+
+
+def chosen_walk(
+    chosen: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    *,
+    max_depth: int,
+    end_tokens: torch.Tensor | None = None,
+    active: torch.Tensor | None = None,
+    out: Walks | None = None,
+) -> Walks:
+    """
+    Verifies every row's tree by tokens that were chosen at each node beforehand: `greedy_walk` with these in place of
+    the argmax. With tokens that `draw_children` has drawn from p, one for each node, by the noise of its position, the
+    result is exact for children that were drawn by the same noise, too.
+
+    Args:
+        chosen (`torch.Tensor` of shape `[batch, nodes]`, int64): the target's next token at every node.
+        tokens, parents, max_depth, end_tokens, active, out: see `greedy_walk`.
+
+    Returns:
+        `Walks`: `path` `[batch, max_depth + 1]`, `accepted` `[batch]` and `next_tokens` `[batch]`.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    check("chosen", chosen, chosen.device, (torch.int64,), None, None)
+    check_nodes(chosen, tokens, parents, max_depth, end_tokens, active)
+    out = _walks(chosen, max_depth, out)
+    ops.chosen_walk(chosen, tokens, parents, max_depth, end_tokens, active, *out)
     return out
 
 

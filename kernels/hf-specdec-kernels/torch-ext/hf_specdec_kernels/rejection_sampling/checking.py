@@ -20,21 +20,36 @@ def check_tree(
 ) -> None:
     """
     Raises:
-        ValueError, TypeError: if the arguments that all walks share do not fit together.
+        ValueError, TypeError: if the arguments that all walks over logits share do not fit together.
     """
     check_logits(logits)
-    batch, nodes, _ = logits.shape
+    check_nodes(logits, tokens, parents, max_depth, end_tokens, active)
+
+
+def check_nodes(
+    of_nodes: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    max_depth: int,
+    end_tokens: torch.Tensor | None,
+    active: torch.Tensor | None,
+) -> None:
+    """
+    Raises:
+        ValueError, TypeError: if a tree and what a walk needs besides do not fit `of_nodes`, `[batch, nodes, …]`.
+    """
+    batch, nodes = of_nodes.shape[:2]
     if max_depth < 0:
         raise ValueError(f"`max_depth` is {max_depth}; pass the depth of the deepest node, 0 for a root alone.")
-    check("tokens", tokens, logits.device, (torch.int64,), batch, nodes)
-    check("parents", parents, logits.device, (torch.int64,), (1, batch), nodes)
-    check("end_tokens", end_tokens, logits.device, (torch.int64,), None)
+    check("tokens", tokens, of_nodes.device, (torch.int64,), batch, nodes)
+    check("parents", parents, of_nodes.device, (torch.int64,), (1, batch), nodes)
+    check("end_tokens", end_tokens, of_nodes.device, (torch.int64,), None)
     for name, tensor in (("tokens", tokens), ("parents", parents), ("end_tokens", end_tokens)):
         if tensor is not None:
             _check_last_stride(name, tensor)
     if end_tokens is not None and len(end_tokens) == 0:
         raise ValueError("`end_tokens` is empty; pass None.")
-    check("active", active, logits.device, (torch.bool,), batch)
+    check("active", active, of_nodes.device, (torch.bool,), batch)
 
 
 def check_logits(logits: torch.Tensor) -> None:

@@ -23,6 +23,21 @@ def greedy_walk_naive(
     return walk.result()
 
 
+def chosen_walk_naive(
+    chosen: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    max_depth: int,
+    end_tokens: torch.Tensor | None = None,
+    active: torch.Tensor | None = None,
+) -> Walks:
+    """See `hf_specdec_kernels.chosen_walk`."""
+    walk = WalkState(tokens, parents, max_depth, end_tokens, active)
+    while walk.walking.any():
+        walk.choose(walk.at_node(chosen))
+    return walk.result()
+
+
 def target_walk_naive(
     logits: torch.Tensor,
     tokens: torch.Tensor,

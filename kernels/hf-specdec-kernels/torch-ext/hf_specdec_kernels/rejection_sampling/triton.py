@@ -8,7 +8,7 @@ import torch
 import triton
 
 from .triton_nodes import filter_kernel, prepare_kernel
-from .triton_walks import rejection_walk_kernel, target_walk_kernel
+from .triton_walks import chosen_walk_kernel, rejection_walk_kernel, target_walk_kernel
 
 
 LARGEST_BLOCK = 16384
@@ -29,6 +29,21 @@ def launch_greedy_walk(logits, tokens, parents, max_depth, end_tokens, active, p
     """See `hf_specdec_kernels.greedy_walk`; writes to the last three."""
     results = (path, accepted, next_tokens)
     launch_target_walk(logits, tokens, parents, None, max_depth, None, None, None, end_tokens, active, *results)
+
+
+def launch_chosen_walk(chosen, tokens, parents, max_depth, end_tokens, active, path, accepted, next_tokens) -> None:
+    """See `hf_specdec_kernels.chosen_walk`; writes to the last three."""
+    batch, num_nodes = chosen.shape
+    if batch == 0:
+        return
+    ends = _walk(chosen, max_depth, end_tokens)
+    chosen_walk_kernel[(batch,)](
+        chosen.contiguous(), tokens, parents, ends["end_tokens"], tokens if active is None else active.contiguous(),
+        path, accepted, next_tokens, num_nodes, max_depth, ends["num_end_tokens"], tokens.stride(0),
+        _row_stride(parents), ACTIVE=active is not None,
+        BLOCK_NODES=max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
+        BLOCK_PATH=ends["BLOCK_PATH"], BLOCK_ENDS=ends["BLOCK_ENDS"], num_warps=1,
+    )  # fmt: skip
 
 
 def launch_target_walk(
