@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from .drafters import Drafter
 
-SAMPLED_CALLS_CHOOSE_ON_GPU = False
+SAMPLED_CALLS_CHOOSE_ON_GPU = True
 """
 Whether "auto" is the default of sampled calls on a GPU, too, unless they are compiled: a fixed tree, compiled as a
-whole, is faster with few rows. Off until `benchmarks/auto_speed.py` has shown it on a GPU; a seed then gives one text
-only as long as the same trees are chosen.
+whole, is faster with few rows.
 """
 
 
@@ -114,8 +113,7 @@ class SpeculationPlan:
             vocab_size (`int`): tokens that the drafter can propose, which bounds the ranks.
             max_depth (`int`, *optional*): most levels that the drafter can propose, which limits the trees of "auto".
             prior (`tuple[float, …]`, *optional*): the drafter's expected acceptance; see `AutoTree`.
-            on_cpu (`bool`): whether the target runs on a CPU, where `"auto"` is the default and random numbers belong
-                to positions under it.
+            on_cpu (`bool`): whether the target runs on a CPU, where `"auto"` is the default of greedy calls, too.
             only_chains (`str`, *optional*): why target or draft can read no branches; see `only_chains`.
             reads_noise (`bool`): whether the drafter draws children with the noise of their positions.
 
@@ -137,13 +135,13 @@ class SpeculationPlan:
                 "does not have. Use 'auto' or 'target'."
             )
         # Drawn otherwise, children would hardly ever be what the target draws with the noise of their position.
-        may_draw_by_position = on_cpu and (reads_noise or not draws_children) and config.verification != "rejection"
+        may_draw_by_position = (reads_noise or not draws_children) and config.verification != "rejection"
         if only_chains is not None:
             default_tree, vocab_size = _as_chain(default_tree), 1
             _check_is_chain(config.tree, only_chains)
         tree = default_tree if config.tree is None else config.tree
-        chooses_on_gpu = SAMPLED_CALLS_CHOOSE_ON_GPU and do_sample and not config.compile
-        chooses = (may_draw_by_position or not do_sample) if on_cpu else chooses_on_gpu
+        may_choose = on_cpu or (SAMPLED_CALLS_CHOOSE_ON_GPU and do_sample and not config.compile)
+        chooses = may_choose and (may_draw_by_position or not do_sample)
         if config.tree is None and chooses:
             tree = tree if isinstance(tree, TreeSchedule) else AutoTree()
         first = default_tree if isinstance(default_tree, TokenTree | DynamicTree) else None

@@ -8,7 +8,7 @@ import torch
 
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import NAN_LOGITS, PositionNoise, TargetDistribution, Verifier, Walk, rows_with_nan
+from ..verification import NAN_LOGITS, TargetDistribution, Verifier, Walk, rows_with_nan
 from .bookkeeping import Bookkeeping
 from .captured import DraftGroup
 from .log_probabilities import StepLogprobs
@@ -28,18 +28,6 @@ class Acceptance:
 
     def __init__(self, ranks: Ranks, bookkeeping: Bookkeeping, temperatures: DraftTemperatures):
         self._ranks, self._bookkeeping, self._temperatures = ranks, bookkeeping, temperatures
-        self._seed: int | None = None
-        self._num_noises = 0
-
-    def _noise(self, device: torch.device) -> PositionNoise:
-        """
-        Noise for the next request that begins. Its seed depends on one number from torch's generator and on the order
-        of the requests, but not on what the steps in between have drawn.
-        """
-        if self._seed is None:
-            self._seed = PositionNoise.new_seed()
-        self._num_noises += 1
-        return PositionNoise(f"{self._seed} {self._num_noises}", device)
 
     def accept(
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
@@ -54,9 +42,6 @@ class Acceptance:
             groups (`list[DraftGroup]`): the rows that were drafted for.
             logits (`torch.Tensor` of shape `[rows, nodes + 1, vocab]`): the target's logits.
         """
-        for request in requests:
-            if request.needs_noise:
-                request.noise = self._noise(logits.device)
         logprobs = StepLogprobs(requests, logits)
         distribution = TargetDistribution(requests, logits, self._ranks.agree, logprobs.record)
         spoiled = _spoiled_rows(requests, draft, logits)
@@ -70,7 +55,7 @@ class Acceptance:
             if rows:
                 parts.append((Verifier.REJECTION, rows, self._temperatures.observer(group.asked.temperature)))
                 left -= set(rows)
-        for verifier in (Verifier.GREEDY, Verifier.FROM_TARGET):
+        for verifier in (Verifier.GREEDY, Verifier.FROM_TARGET, Verifier.BY_POSITION):
             rows = sorted(row for row in left if requests[row].options.verifier(False) == verifier)
             parts += [(verifier, rows, None)] if rows else []
         walk = Walk.start(len(requests), [])

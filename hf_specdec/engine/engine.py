@@ -21,6 +21,7 @@ from . import grouping, host_step, prompt_reading
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
 from .captured import DeviceSteps, DraftGroup, Outcome
+from .noises import Noises
 from .policy import LoadPolicy
 from .prefixes import PrefixCache
 from .request import Request
@@ -104,7 +105,7 @@ class Engine:
         self.last_end: float | None = None
         """When the last captured step's report came (`time.perf_counter`); None if anything else has run since."""
         self.vocab_size = model.config.get_text_config().vocab_size
-        self.temperatures = DraftTemperatures()
+        self.temperatures, self.noises = DraftTemperatures(), Noises(self.target.device)
         self.acceptance = Acceptance(self.ranks, self.bookkeeping, self.temperatures)
         self._num_runs = 0
         self.present_run: int | None = None
@@ -156,8 +157,8 @@ class Engine:
         self.reset_counts()
 
     def forget_temperatures(self) -> None:
-        """Lets draft temperatures be learnt from the start."""
-        self.temperatures = DraftTemperatures()
+        """Lets draft temperatures be learnt from the start, and requests draw by a new seed."""
+        self.temperatures, self.noises = DraftTemperatures(), Noises(self.target.device)
         self.acceptance = Acceptance(self.ranks, self.bookkeeping, self.temperatures)
 
     @property
@@ -188,7 +189,7 @@ class Engine:
         if refused:
             yield refused
         self.prefixes.begin_step(self.scheduler.active)
-        self.scheduler.admit()
+        self.noises.give(self.scheduler.admit())
         yield from prompt_reading.run(self)
         yield from self._decode(self.scheduler.decoding)
 

@@ -112,8 +112,16 @@ class RequestOptions:
         """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
         if not self.do_sample:
             return Verifier.GREEDY
+        if self.draws_by_position:
+            return Verifier.BY_POSITION
         by_rejection = is_drawn and self.plan is not None and self.plan.uses_rejection
         return Verifier.REJECTION if by_rejection else Verifier.FROM_TARGET
+
+    @property
+    def draws_by_position(self) -> bool:
+        """Whether tokens are drawn by the noise of their positions; not with a seed, which has numbers of its own."""
+        by_position = self.plan is not None and self.plan.draws_by_position
+        return self.do_sample and by_position and self.seed is None
 
     @cached_property
     def filters(self) -> bool:
@@ -247,10 +255,8 @@ class Request:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
-        options = self.options
-        by_position = options.plan is not None and options.plan.draws_by_position
-        return self.noise is None and options.do_sample and by_position and options.seed is None
+        """Whether the request draws by position and has no `noise` yet."""
+        return self.noise is None and self.options.draws_by_position
 
     @property
     def room(self) -> int:

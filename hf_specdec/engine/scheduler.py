@@ -109,11 +109,12 @@ class Scheduler:
             place -= 1
         waiting.insert(place, request)
 
-    def admit(self, number: int | None = None) -> None:
+    def admit(self, number: int | None = None) -> list[Request]:
         """
-        Admits waiting requests in order: as many as there are places and blocks for, with some to grow into, or
-        `number` of them, where the caller knows that all their blocks are free.
+        Admits waiting requests in order, and returns them: as many as there are places and blocks for, with some to
+        grow into, or `number` of them, where the caller knows that all their blocks are free.
         """
+        first = len(self.active)
         for _ in range(self.num_admissible(self.waiting) if number is None else number):
             request = self.waiting.popleft()
             self.prefixes.admit(request)
@@ -123,6 +124,7 @@ class Scheduler:
             self.active.append(request)
             request.status = RequestStatus.PREFILLING
             self._prefilling.add(request)
+        return self.active[first:]
 
     def num_admissible(self, requests: Collection[Request]) -> int:
         """Number of these requests, in their order, for which there are places and blocks at present."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..engine.stopping import end_tokens_of, max_length_of
 from ..models.encoders import EncoderInputs
 from ..plan import SpeculationPlan
 from ..sequences import Sequences
+from ..verification import NoiseSeed
 from .stopping import have_end_tokens
 
 
@@ -33,6 +34,7 @@ class CallArguments:
         logits_processor (`LogitsProcessorList`), stopping_criteria (`StoppingCriteriaList`), generation_config
             (`GenerationConfig`), model_kwargs (`dict`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*),
             inputs_tensor (`torch.Tensor`, *optional*): as `generate` hands them to a decoding method.
+        noise_seed (`NoiseSeed`): of the rows' noise, if they draw by position, however the call runs.
     """
 
     model: PreTrainedModel
@@ -46,6 +48,7 @@ class CallArguments:
     synced_gpus: bool = False
     streamer: Any = None
     inputs_tensor: torch.Tensor | None = None
+    noise_seed: NoiseSeed = field(default_factory=NoiseSeed)
 
     @property
     def encoder(self) -> EncoderInputs | None:

@@ -62,7 +62,7 @@ class SpeculativeCall:
         """Generates until every row is finished."""
         phase = self.metrics.phase
         self.ranks.share_random_state()
-        self.noises = self.rows.draw_by_position() if self.plan.draws_by_position else None
+        self.noises = self.rows.draw_by_position(self.call.noise_seed) if self.plan.draws_by_position else None
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()

@@ -13,7 +13,7 @@ from ..grammar import GrammarMask
 from ..sequences import Sequences
 from ..trees import DraftTree
 from ..trees.forced import forced_chain
-from ..verification import PositionNoise, TargetDistribution, copies_per_row
+from ..verification import NoiseSeed, PositionNoise, TargetDistribution, copies_per_row
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from .recording import Recorder
 from .stopping import ColumnJudge
@@ -49,10 +49,11 @@ class CallRows:
         self._rows = [CallRow(self, row, options) for row, options in enumerate(of_rows)]
         self._record = recorder.add_scores if recorder.wanted & {"scores", "logits"} else None
 
-    def draw_by_position(self) -> list[PositionNoise]:
+    def draw_by_position(self, seed: NoiseSeed) -> list[PositionNoise]:
         """Lets tokens be drawn by the positions of every row; returns the noise of the rows."""
-        seed = PositionNoise.new_seed()
-        noises = [PositionNoise(f"{seed} {row.row}", self.sequences.device) for row in self._rows]
+        visible, device = self.sequences.visible, self.sequences.device
+        padding = [0] * len(self._rows) if visible is None else (~visible).sum(dim=1).tolist()
+        noises = [PositionNoise(seed.of_row(row.row), device, padding[row.row]) for row in self._rows]
         for row, noise in zip(self._rows, noises, strict=True):
             row.noise = noise
         return noises

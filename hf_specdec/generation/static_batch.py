@@ -16,6 +16,7 @@ from ..attention.kernel import attends_by_kernel, first_slots_of
 from ..compat import CACHE
 from ..drafters.heads import dtype_in_use
 from ..engine.engine import Engine
+from ..engine.noises import Noises
 from ..engine.prompt_inputs import PromptInputs
 from ..engine.request import Request, RequestOptions
 from ..graphs import obstacle_to_graphs
@@ -74,8 +75,6 @@ class StaticBatch:
             return f"{' and '.join(sorted(recorded))} are recorded"
         if self.call.synced_gpus:
             return "`synced_gpus` is on"
-        if self.call.plan.draws_by_position:
-            return "random numbers belong to positions"
         if any(options.device_warpers is None for options in self._row_options):
             return "a logits processor is none of those of captured steps, in the order of `generate`"
         return None
@@ -192,6 +191,7 @@ class StaticBatch:
             if engine is None or engine.device_steps.has_failed:
                 return None
             with engine.running():
+                Noises(self.call.input_ids.device, self.call.noise_seed).give(requests)
                 self._decode(engine, requests)
                 errors = [request.error for request in requests if request.error is not None]
                 goes_on = self._known_length() is not None and any(one.finish_reason == "length" for one in requests)

@@ -4,7 +4,7 @@ from .choosing import choose
 from .distribution import TargetDistribution, TextRow
 from .draft_temperature import DraftTemperature
 from .nan_logits import NAN_LOGITS, DraftBackoff, rows_with_nan
-from .position_noise import BatchNoise, PositionNoise, draw_by_position
+from .position_noise import BatchNoise, DeviceNoise, NoiseSeed, PositionNoise, draw_by_position
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
@@ -16,8 +16,10 @@ from .walk import Walk, new_tokens
 __all__ = [
     "NAN_LOGITS",
     "BatchNoise",
+    "DeviceNoise",
     "DraftBackoff",
     "DraftTemperature",
+    "NoiseSeed",
     "PositionNoise",
     "TargetDistribution",
     "TextRow",

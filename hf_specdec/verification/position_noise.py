@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,34 +18,39 @@ class PositionNoise:
     The token at a position is the argmax of log p + Gumbel noise, which is a draw from p (the Gumbel-max trick). The
     noise depends on the seed and the position alone, so that the text does too: neither a tree nor the batch changes
     it. Draft tokens are the best of log q + the same noise, and therefore often the same token: q close to p is
-    accepted about as often as by rejection sampling (arXiv 2408.07978).
+    accepted about as often as by rejection sampling (arXiv 2408.07978). A captured step computes it within its graph;
+    see `DeviceNoise`.
 
     Args:
         seed (`int` or `str`): names the text.
         device (`torch.device`): device of the noise.
+        padding (`int`, *optional*, defaults to 0): positions before the text, which do not change its noise.
     """
 
-    KEPT = 16
-    """Positions whose noise is kept: those of the present step's levels, which target and draft read."""
+    KEPT, KEPT_ON_GPU = 16, 2
+    """
+    Positions whose noise is kept: on a CPU those of the present step's levels, which target and draft read. On a GPU,
+    where it is quickly computed again, the memory is worth more.
+    """
 
-    def __init__(self, seed: int | str, device: torch.device):
-        self._seed, self._generator = seed, torch.Generator(device=device)
+    def __init__(self, seed: int | str, device: torch.device, padding: int = 0):
+        digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+        self.key = int.from_bytes(digest, "little") >> 1
+        """The seed of `hf_specdec_kernels.exponential_noise`."""
+        self._padding = padding
+        self._keys = torch.tensor([self.key], device=device)
+        self._most = self.KEPT if device.type == "cpu" else self.KEPT_ON_GPU
         self._known: OrderedDict[tuple[int, int], torch.Tensor] = OrderedDict()
-
-    @staticmethod
-    def new_seed() -> int:
-        """A seed drawn from torch's generator of the CPU."""
-        return int(torch.randint(2**62, (), device="cpu"))
 
     def at(self, position: int, vocab_size: int) -> torch.Tensor:
         """Minus Gumbel noise of a position, `[vocab_size]` float32: the logarithm of exponential random numbers."""
         key = position, vocab_size
         if key not in self._known:
-            digest = hashlib.blake2b(f"{self._seed} {position}".encode(), digest_size=8).digest()
-            self._generator.manual_seed(int.from_bytes(digest, "little") >> 1)
-            noise = torch.empty(vocab_size, dtype=torch.float32, device=self._generator.device)
-            self._known[key] = noise.exponential_(generator=self._generator).log_()
-            while len(self._known) > self.KEPT:
+            from hf_specdec_kernels import exponential_noise
+
+            number = torch.tensor([[position - self._padding]], device=self._keys.device)
+            self._known[key] = exponential_noise(self._keys, number, vocab_size)[0, 0].log_()
+            while len(self._known) > self._most:
                 self._known.popitem(last=False)
         return self._known[key]
 
@@ -53,6 +60,22 @@ class PositionNoise:
         for key in [key for key in self._known if key[0] <= position]:
             del self._known[key]
         return noise
+
+
+class NoiseSeed:
+    """
+    A seed for the noise of several rows, of which each adds its number. It is drawn from torch's generator of the CPU
+    when it is first asked for, and stays.
+    """
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+
+    def of_row(self, number: int) -> str:
+        """The seed of a row's `PositionNoise`."""
+        if self._value is None:
+            self._value = int(torch.randint(2**62, (), device="cpu"))
+        return f"{self._value} {number}"
 
 
 class BatchNoise:
@@ -87,6 +110,44 @@ class BatchNoise:
         # Tokens that the target does not have are drawn last.
         noise = torch.nn.functional.pad(noise, (0, missing), value=torch.inf) if missing > 0 else noise
         return noise[:, None, : scores.shape[-1]]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceNoise:
+    """
+    The noise of the rows of a captured step, from tensors that lie at fixed addresses: the same numbers as those of
+    `PositionNoise`, computed where kernels draw.
+
+    Args:
+        keys (`torch.Tensor` of shape `[batch]`, int64): `PositionNoise.key` of every row.
+        lengths (`torch.Tensor` of shape `[batch]`, int64): tokens of every row, root included.
+        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): see `BatchNoise`.
+    """
+
+    keys: torch.Tensor
+    lengths: torch.Tensor
+    token_ids: torch.Tensor | None = None
+
+    def of_level(self, level: int) -> dict[str, Any]:
+        """Arguments of `hf_specdec_kernels.draw_children` that draw a level's children (from 0)."""
+        return {"seeds": self.keys, "positions": self.lengths[:, None] + level, "token_ids": self.token_ids}
+
+    def draw_at_nodes(
+        self, scores: torch.Tensor, depths: torch.Tensor, temperature: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        Draws the next token at every node, `[batch, nodes]` int64; token 0 where there is no softmax.
+
+        Args:
+            scores (`torch.Tensor` of shape `[batch, nodes, vocab]`): log p up to a constant, before the temperature;
+                -inf for hidden tokens.
+            depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): 0 at the root.
+            temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): divisor of the scores.
+        """
+        from hf_specdec_kernels import draw_children
+
+        positions = self.lengths[:, None] + depths
+        return draw_children(scores, 1, self.keys, positions=positions, temperature=temperature).tokens[:, :, 0]
 
 
 def draw_by_position(scores: torch.Tensor, noise: list[torch.Tensor]) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from ...kernels import DTYPES
 from ...random_generators import generator_held
+from ...verification.position_noise import DeviceNoise
 from .nodes import Noise, Warp
 
 
@@ -22,10 +23,13 @@ class Tempered:
         temperature (`torch.Tensor` of shape `[batch]`, float32): positive divisor of the scores of every row.
         filtered (`Callable`, *optional*): makes the scores to divide, of a dtype that kernels take, from the draft's
             logits; by default they are the logits.
+        noise (`DeviceNoise`, *optional*): the noise by which children are drawn; by default its seeds come from
+            torch's generator.
     """
 
     temperature: torch.Tensor
     filtered: Callable[[torch.Tensor], torch.Tensor] | None = None
+    noise: DeviceNoise | None = None
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
         """The scores before the temperature, of a dtype that kernels take."""
@@ -66,7 +70,7 @@ class Draws:
         self._warp, self._noise, self._queries = warp, noise, 0
         self._scores: list[torch.Tensor] = []
         self._seeds: torch.Tensor | None = None
-        if isinstance(warp, Tempered):
+        if isinstance(warp, Tempered) and warp.noise is None:
             with generator_held(root_logits.device):
                 self._seeds = torch.empty(len(root_logits), dtype=torch.long, device=root_logits.device).random_()
 
@@ -75,12 +79,13 @@ class Draws:
         level, first_query = len(self._scores), self._queries
         self._queries += logits.shape[1]
         warp = self._warp
-        if isinstance(warp, Tempered) and self._seeds is not None:
+        if isinstance(warp, Tempered):
             from hf_specdec_kernels import draw_children
 
             self._scores.append(scores := warp.scores(logits))
-            options: Any = {"first_query": first_query, "with_best": with_best}
-            return Drawn(*draw_children(scores, count, self._seeds, temperature=warp.temperature, **options))
+            noise: Any = {"seeds": self._seeds, "first_query": first_query}
+            noise = noise if warp.noise is None else warp.noise.of_level(level)
+            return Drawn(*draw_children(scores, count, temperature=warp.temperature, with_best=with_best, **noise))
         self._scores.append(scores := warp(logits))
         noise = None if self._noise is None else self._noise(level, scores)
         tokens, drawable = draw_without_replacement(scores, count, noise)
@@ -93,7 +98,7 @@ class Draws:
         from hf_specdec_kernels import share_out
         from hf_specdec_kernels.budgets import BudgetedLevel, share_out_naive
 
-        return share_out(*level) if self._seeds is not None else BudgetedLevel(*share_out_naive(*level))
+        return share_out(*level) if isinstance(self._warp, Tempered) else BudgetedLevel(*share_out_naive(*level))
 
     def of_tree(self) -> dict[str, Any]:
         """The fields of a `DraftTree` that say from what all levels were drawn."""

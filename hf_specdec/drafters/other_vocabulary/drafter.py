@@ -67,6 +67,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         ids, visible = sequences.columns(sequences.prompt_length), sequences.visible
         for text, row in zip(self._texts, range(rows), strict=True):
             text.read((ids[row] if visible is None else ids[row][visible[row]]).tolist())
+            text.num_read = ids.shape[1]  # with the padding, as positions count that draw tokens
         self._lengths_read = [sequences.prompt_length] * rows
         ratio = max(1.0, self.translation.tokens_ratio)
         storage = request.storage(self.model, sequences, self.most_slots(request.plan), ratio)

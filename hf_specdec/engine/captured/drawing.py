@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ...drafters.growth import Tempered
 from ...kernels import DTYPES
 from ...trees import DraftTree
-from ...verification import DraftTemperature
+from ...verification import DeviceNoise, DraftTemperature
 from .processing import Processing
 
 
@@ -28,15 +29,24 @@ class Drawing:
             row.
         processing (`Processing`): what of the target's processors is done to the draft's logits. All tensors lie at
             fixed addresses.
+        noise (`DeviceNoise`, *optional*): of the target's tokens, by which children are drawn; by default they are
+            drawn by torch's generator.
     """
 
-    def __init__(self, drafter: Any, draft_temperature: torch.Tensor, processing: Processing):
+    def __init__(
+        self,
+        drafter: Any,
+        draft_temperature: torch.Tensor,
+        processing: Processing,
+        noise: DeviceNoise | None = None,
+    ):
         from hf_specdec_kernels import draft_columns
 
         self.draft_temperature = draft_temperature
         self._processing, self._temperature = processing, processing.temperature
         self._grid = torch.tensor(DraftTemperature.GRID, device=draft_temperature.device)
         self._vocabulary = getattr(drafter, "target_ids", None)
+        self._noise = None if noise is None else replace(noise, token_ids=self._vocabulary)
         self.columns = None
         """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
         if self._vocabulary is not None:
@@ -51,7 +61,7 @@ class Drawing:
         temperature = self.draft_temperature
         if self._temperature is not None:
             temperature = temperature * self._temperature
-        return Tempered(temperature, self._filtered if self._processing.filters else None)
+        return Tempered(temperature, self._filtered if self._processing.filters else None, self._noise)
 
     def _filtered(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits, with -inf for tokens that the processors of their row hide."""

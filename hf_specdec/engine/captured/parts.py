@@ -42,6 +42,7 @@ class StepPart:
         requests (`list[Request]`): the requests of the whole step; a row is a place in this list.
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
         draws (`bool`): whether children are drawn.
+        by_position (`bool`): whether they are drawn by the noise of their positions.
         groups (`list[DraftGroup]`): the rows that are drafted for.
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose pending features an EAGLE head reads in this step.
@@ -55,6 +56,7 @@ class StepPart:
     requests: list[Request]
     tree: TokenTree | DynamicTree | None = None
     draws: bool = False
+    by_position: bool = False
     groups: list[DraftGroup] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
@@ -185,7 +187,7 @@ class Outcome:
                     self.row_outcomes[row] = read_row_outcome(
                         rest[columns], new - 1, max(len(found) - 1, 0), part.shapes
                     )
-        if part.draws:
+        if part.draws and not part.by_position:
             overlaps = {row: of_row[3 + columns.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)
 

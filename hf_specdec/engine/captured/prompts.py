@@ -19,7 +19,7 @@ from .log_probabilities import CapturedLogprobs, LogprobsOfRun, best_asked
 from .processing import processing_of
 from .reports import HostCopy
 from .rows import RowValues, StepSize
-from .walks import RowWalks, error_of
+from .walks import RowWalks, error_of, kinds_among
 
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""
-ALL_KINDS = frozenset({Verifier.GREEDY, Verifier.FROM_TARGET})
-"""Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
+ALL_KINDS = [Verifier.GREEDY, Verifier.FROM_TARGET]
+"""
+Kinds of walks in every prefill step but those of requests that draw by position, so that one graph serves all: a walk
+at a root costs little.
+"""
 
 
 class PromptStep(CapturedStep):
@@ -45,7 +48,7 @@ class PromptStep(CapturedStep):
         size (`StepSize`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
         has_head (`bool`): whether an EAGLE head reads the chunk as well.
         compiles (`bool`): whether forwards are compiled before the capture.
-        best (`int`, *optional*), processing (`frozenset[str]`): see `StepKind`.
+        kinds (`frozenset[Verifier]`), best (`int`, *optional*), processing (`frozenset[str]`): see `StepKind`.
     """
 
     is_vital = False
@@ -57,13 +60,14 @@ class PromptStep(CapturedStep):
         size: StepSize,
         has_head: bool,
         compiles: bool,
+        kinds: frozenset[Verifier],
         best: int | None = None,
         processing: frozenset[str] = frozenset(),
     ):
         super().__init__(target, drafting, size, processing)
         self.compiles = compiles
         self._store: Any = drafting.features
-        self._walks = RowWalks(self.rows, ALL_KINDS, processing=processing)
+        self._walks = RowWalks(self.rows, kinds, is_filtered=True, processing=processing)
         head: Any = drafting.captured_draft
         self._head: CapturedDraft | None = head(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
@@ -193,6 +197,7 @@ class PromptKey(NamedTuple):
     """What is fixed at a capture; see `PromptStep`."""
 
     size: StepSize
+    kinds: frozenset[Verifier]
     best: int | None
     processing: frozenset[str]
 
@@ -243,7 +248,9 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        key = PromptKey(size, best_asked(chunk.requests), processing_of(chunk.requests))
+        of_rows = [request.options.verifier(False) for request in chunk.requests]
+        kinds = kinds_among(of_rows if Verifier.BY_POSITION in of_rows else ALL_KINDS, False)
+        key = PromptKey(size, kinds, best_asked(chunk.requests), processing_of(chunk.requests))
         is_due = self.captures_at_once or key in self._seen
         self._seen.add(key)
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
@@ -257,7 +264,7 @@ class DevicePrompts:
             has_head = self._target.features is not None
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
-            step = PromptStep(self._target, self._drafting, size, has_head, compiles, key.best, key.processing)
+            step = PromptStep(self._target, self._drafting, size, has_head, compiles, *key[1:])
         values = self._values(chunk, ends)
         step.load(chunk.requests, *values)
         if is_new:

@@ -119,6 +119,7 @@ class InFlightRows:
             **dict.fromkeys(NONE, (rows,)),
             "draft_temperature": (rows,),
             "adapters": (rows,),
+            "noise_keys": (rows,),
             "numbers_from": (rows,),
             "numbers": (rows, 2 * new),
             "position_shifts": (rows, size.axes),
@@ -164,6 +165,8 @@ class InFlightRows:
         """The biases of each row."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
+        self.noise_keys: torch.Tensor = on_device["noise_keys"]
+        """`PositionNoise.key` of each row, `[rows]` int64; 0 in rows that do not draw by position."""
         self.adapters: torch.Tensor = on_device["adapters"]
         """Number of each row's adapter, `[rows]` int64; see `RequestAdapters.index`."""
         self.forced: torch.Tensor = on_device["forced"]
@@ -180,7 +183,7 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "slot_steps", "adapters", "tail", "position_shifts"):
+        for name in ("room", "kinds", "slot_steps", "adapters", "noise_keys", "tail", "position_shifts"):
             host[name][first:] = 0
         for name, without in NONE.items():
             host[name][first:] = without
@@ -281,8 +284,8 @@ class InFlightRows:
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
-        Stages warpers, adapters, position shifts and block tables of rows whose request or blocks have changed since
-        the last step. Returns whether there were any.
+        Stages warpers, keys of noise, adapters, position shifts and block tables of rows whose request or blocks have
+        changed since the last step. Returns whether there were any.
         """
         host, before = self._host, self._loaded
         self._loaded = [(request.table, request.table.num_changes) for request in requests]
@@ -292,6 +295,7 @@ class InFlightRows:
             warpers = warpers_of(request)
             for name, without in NONE.items():
                 host[name][row] = warpers.values.get(name, without)
+            host["noise_keys"][row] = 0 if request.noise is None else request.noise.key
             host["adapters"][row] = self._adapter_index.get(request.adapter, 0)
             shift = request.position_shift
             host["position_shifts"][row] = 0 if shift is None else shift[:, 0].numpy()

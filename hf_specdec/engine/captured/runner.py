@@ -19,7 +19,7 @@ from ...kernels import DTYPES, kernels_are_installed
 from ...ranks import Ranks
 from ...states.kernel import MOST_NODES
 from ...trees import DynamicTree, TokenTree
-from ...verification import Walk
+from ...verification import Verifier, Walk
 from ..request import Request
 from .captured import CapturedStep
 from .constraining import has_grammar
@@ -240,8 +240,9 @@ class DeviceSteps:
             if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
                 return None
             asked = group.asked
-            key = plan.tree, plan.draws_children, asked.calibration is not None, asked.reports_ranks
-            part = parts.setdefault(key, StepPart(requests, *key[:2], shapes=key[2], reports_ranks=key[3]))
+            by_position = plan.draws_children and plan.draws_by_position
+            key = plan.tree, plan.draws_children, by_position, asked.calibration is not None, asked.reports_ranks
+            part = parts.setdefault(key, StepPart(requests, *key[:3], shapes=key[3], reports_ranks=key[4]))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
@@ -258,12 +259,16 @@ class DeviceSteps:
         """Starts the step of a part's rows and returns it; None if its capture failed."""
         num_rows = next_size(max(self.fewest_rows, len(part.own)))
         lag, values = self._values.of(part, self.read_width or self._new_width(part), num_rows)
+        tests = part.draws and not part.by_position
+        kinds = kinds_among(values.kinds, tests) if self.mixes_rows else frozenset(values.kinds)
+        filtered = part.own if Verifier.BY_POSITION in kinds else part.of(part.drafted) if part.draws else []
         kind = StepKind(
             tree=part.tree,
-            kinds=kinds_among(values.kinds, part.draws) if self.mixes_rows else frozenset(values.kinds),
+            kinds=kinds,
             has_seeds=self.mixes_rows,
             draws=part.draws,
-            is_filtered=part.draws and filters_by_kernels(part.of(part.drafted)),
+            is_filtered=filters_by_kernels(filtered),
+            by_position=part.by_position,
             processing=processing_of(part.own),
             shapes=part.shapes,
             reports_ranks=part.reports_ranks,

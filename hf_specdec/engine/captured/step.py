@@ -39,7 +39,9 @@ class StepKind:
         kinds (`frozenset[Verifier]`): kinds of verification among the rows.
         draws (`bool`): whether children are drawn.
         has_seeds (`bool`): whether rows may have a seed of their own.
-        is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
+        is_filtered (`bool`): whether children, and tokens by the noise of their positions, are drawn with the rows'
+            top-k and top-p.
+        by_position (`bool`): whether children are drawn by the noise of their positions.
         processing (`frozenset[str]`): what rows do beside temperature, top-k and top-p; see `Warpers.kinds`.
         shapes (`bool`): whether the nodes of the tree are chosen by the draft's confidence.
         reports_ranks (`bool`): whether the report says what was offered on the accepted path.
@@ -57,6 +59,7 @@ class StepKind:
     draws: bool = False
     has_seeds: bool = True
     is_filtered: bool = False
+    by_position: bool = False
     processing: frozenset[str] = frozenset()
     shapes: bool = False
     reports_ranks: bool = False
@@ -112,11 +115,14 @@ class InFlightStep(CapturedStep):
             assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
             self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, asked)
         drawn_by = self.draft.drafter if kind.draws else None
-        self._walks = RowWalks(self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds, kind.processing)
+        self._walks = RowWalks(
+            self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds, kind.processing, kind.by_position
+        )
         self._drawing = self._walks.drawing
+        self._learns = self._drawing is not None and not kind.by_position
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         width = 3 + 2 * (size.depth + 1) + (num_columns(size.depth, kind.shapes) if kind.reports_ranks else 0)
-        width += 0 if self._drawing is None else len(DraftTemperature.GRID)
+        width += len(DraftTemperature.GRID) if self._learns else 0
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._reports = Reports(self._report)
         self._logprobs: CapturedLogprobs | None = None
@@ -213,7 +219,7 @@ class InFlightStep(CapturedStep):
         if self.kind.reports_ranks:
             report += [] if self.draft.confidences is None else [confidence_columns(self.draft.confidences)]
             report.append(offered_columns(path, topology.parents, usable))
-        if self._drawing is not None:
+        if self._drawing is not None and self._learns:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(self._ranks.agree(torch.cat(report, dim=1)))
         cache.keep_states(path, accepted, is_nan)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from ...kernels import DTYPES
 from ...trees import DraftTree
-from ...verification import Verifier
+from ...verification import DeviceNoise, Verifier
 from .drawing import Drawing
+from .processing import KERNEL_FILTERS
 
 
 NOTHING_TO_DRAW = -2
@@ -19,15 +21,18 @@ NOTHING_TO_DRAW = -2
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """
-    The walk of every row: along the target's best tokens, along tokens drawn from p, or by rejection.
+    The walk of every row: along the target's best tokens, along tokens drawn from p, which may be by the noise of
+    their positions, or by rejection.
 
     Args:
         kind (`Verifier`): how rows are verified.
-        drawing (`Drawing`, *optional*): for `rejection`, the distribution from which children were drawn.
+        drawing (`Drawing`, *optional*): for `REJECTION`, the distribution from which children were drawn.
+        noise (`DeviceNoise`, *optional*): for `BY_POSITION`.
     """
 
     kind: Verifier
     drawing: Drawing | None = None
+    noise: DeviceNoise | None = None
 
     def walk(
         self,
@@ -39,8 +44,8 @@ class Verdict:
         **options: Any,
     ) -> Any:
         """
-        Walks every row; see `hf_specdec_kernels.greedy_walk`, `target_walk` and `rejection_walk` for options and
-        result.
+        Walks every row; see `hf_specdec_kernels.greedy_walk`, `chosen_walk`, `target_walk` and `rejection_walk` for
+        options and result.
 
         Args:
             by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): uniform random numbers, by
@@ -48,11 +53,14 @@ class Verdict:
             warpers (`dict[str, torch.Tensor]`, *optional*): values of the warpers that make p from the logits:
                 `temperature`, `top_k` and `top_p`.
         """
-        from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
+        from hf_specdec_kernels import chosen_walk, greedy_walk, rejection_walk, target_walk
 
         topology = draft.topology
         if self.kind == Verifier.GREEDY:
             return greedy_walk(logits, tokens, topology.parents, **options)
+        if self.kind == Verifier.BY_POSITION:
+            chosen = self._drawn_by_position(logits, topology.depths, warpers or {})
+            return chosen_walk(chosen, tokens, topology.parents, **options)
         uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
         if by_depth is not None:
             given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
@@ -72,6 +80,17 @@ class Verdict:
             draft_temperature=draft.temperature,
             **options,
         )
+
+    def _drawn_by_position(self, logits: torch.Tensor, depths: torch.Tensor, warpers: dict[str, Any]) -> torch.Tensor:
+        """The token drawn from p at every node, `[batch, nodes]`."""
+        from hf_specdec_kernels import filter_logits
+
+        assert self.noise is not None
+        logits, temperature = logits if logits.dtype in DTYPES else logits.float(), warpers.get("temperature")
+        filters = {name: warpers[name] for name in KERNEL_FILTERS if warpers.get(name) is not None}
+        if filters:
+            logits = filter_logits(logits, temperature=temperature, **filters)
+        return self.noise.draw_at_nodes(logits, depths, temperature)
 
 
 def checked(draws: torch.Tensor, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from ...trees import DraftTree
-from ...verification import NAN_LOGITS, Verifier
+from ...verification import NAN_LOGITS, DeviceNoise, Verifier
 from ...verification.choosing import NOTHING_TO_CHOOSE
 from .drawing import Drawing
 from .processing import KERNEL_FILTERS, Processing
 from .rows import InFlightRows
 from .verdicts import NOTHING_TO_DRAW, Verdict, checked
+
+
+DRAWN_BY_NUMBERS = frozenset({Verifier.FROM_TARGET, Verifier.REJECTION})
+"""Kinds of walks that draw by uniform random numbers, those of a row's seed or of torch's generator."""
 
 
 class RowWalks:
@@ -24,10 +28,11 @@ class RowWalks:
         rows (`InFlightRows`): the step's rows.
         kinds (`frozenset[Verifier]`): kinds of verification among the rows.
         drawn_by (`Drafter`, *optional*): the drafter, if its children are drawn.
-        draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
-            target's top-k and top-p are always applied: a row without them costs a comparison.)
+        is_filtered (`bool`): whether children, and tokens by the noise of their positions, are drawn with the rows'
+            top-k and top-p, which takes time. (Other walks always apply them: a row without them costs a comparison.)
         has_seeds (`bool`): whether rows may have a seed of their own.
         processing (`frozenset[str]`): see `StepKind`.
+        draws_by_position (`bool`): whether children are drawn by the noise of their positions.
     """
 
     def __init__(
@@ -35,18 +40,21 @@ class RowWalks:
         rows: InFlightRows,
         kinds: frozenset[Verifier],
         drawn_by: Any = None,
-        draft_is_filtered: bool = False,
+        is_filtered: bool = False,
         has_seeds: bool = True,
         processing: frozenset[str] = frozenset(),
+        draws_by_position: bool = False,
     ):
-        self._rows, self._kinds, self._has_seeds = rows, kinds, has_seeds
+        self._rows, self._kinds, self._has_seeds, self._is_filtered = rows, kinds, has_seeds, is_filtered
+        self._noise = DeviceNoise(rows.noise_keys, rows.lengths)
         self.processing = Processing.of(rows, processing)
         """What makes the scores of p from the target's logits."""
         self.drawing = None
         """The distribution from which children are drawn; None if they are not drawn."""
         if drawn_by is not None:
-            of_draft = Processing.of(rows, processing, KERNEL_FILTERS if draft_is_filtered else ())
-            self.drawing = Drawing(drawn_by, rows.draft_temperature, of_draft)
+            of_draft = Processing.of(rows, processing, KERNEL_FILTERS if is_filtered else ())
+            noise = self._noise if draws_by_position else None
+            self.drawing = Drawing(drawn_by, rows.draft_temperature, of_draft, noise)
 
     def walk(
         self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor
@@ -56,12 +64,15 @@ class RowWalks:
         walked, those of hidden tokens -inf.
         """
         rows, found = self._rows, None
-        uniforms = rows.uniforms if self._has_seeds and self._kinds != {Verifier.GREEDY} else None
+        uniforms = rows.uniforms if self._has_seeds and not self._kinds.isdisjoint(DRAWN_BY_NUMBERS) else None
         logits, warpers = self.processing.for_walk(logits, draft.topology, tokens)
         for kind in sorted(self._kinds):
-            verdict = Verdict(kind, self.drawing if kind == Verifier.REJECTION else None)
+            verdict = Verdict(kind, self.drawing if kind == Verifier.REJECTION else None, self._noise)
             is_own, most = rows.kinds == kind, rows.size.depth
-            walks = verdict.walk(logits, tokens, draft, uniforms, warpers, max_depth=most, active=is_own)
+            own_warpers = warpers
+            if kind == Verifier.BY_POSITION and not self._is_filtered:
+                own_warpers = {"temperature": warpers.get("temperature")}
+            walks = verdict.walk(logits, tokens, draft, uniforms, own_warpers, max_depth=most, active=is_own)
             if found is None:
                 found = tuple(walks)
             else:
@@ -93,11 +104,13 @@ class RowWalks:
 def kinds_among(kinds: list[Verifier], draws_children: bool) -> frozenset[Verifier]:
     """
     Kinds of walks in a step with rows of these kinds. If any row is sampled, all possible kinds are included: another
-    walk costs less than another graph for every mix of rows.
+    walk costs less than another graph for every mix of rows. Those that take numbers from torch's generator are left
+    out where all sampled rows draw by position: the generator must not depend on the number of steps.
     """
-    if set(kinds) == {Verifier.GREEDY}:
-        return frozenset({Verifier.GREEDY})
-    return frozenset({Verifier.GREEDY, Verifier.FROM_TARGET} | ({Verifier.REJECTION} if draws_children else set()))
+    found = {Verifier.GREEDY} | {Verifier.BY_POSITION} & set(kinds)
+    if not DRAWN_BY_NUMBERS.isdisjoint(kinds):
+        found |= {Verifier.FROM_TARGET} | ({Verifier.REJECTION} if draws_children else set())
+    return frozenset(found)
 
 
 def error_of(accepted: int, is_nan: int) -> str | None:
