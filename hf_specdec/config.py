@@ -27,9 +27,9 @@ class SpeculativeConfig:
             `"dynamic:5,4,16"`. `"auto"`: chosen during generation from measured acceptance and step times.
             A list of pairs (sequence length in tokens, prompt included; tree or None) sets the tree, or none, from
             each length on; the first length is 0.
-            Defaults to "auto" on a CPU, where the draft's default tree is among the trees to choose from; elsewhere to
-            this default tree: a chain of 5 for a draft model, a dynamic tree of 16 nodes for an n-gram drafter, the
-            head's own for a head.
+            Defaults to "auto" on a CPU, and in sampling calls that are not compiled, with the draft's default tree
+            among the trees to choose from; else to this default tree: a chain of 5 for a draft model, a dynamic tree
+            of 16 nodes for an n-gram drafter, the head's own for a head.
         draft_sampling (`str`, *optional*, defaults to `"auto"`):
             `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
             distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
@@ -38,7 +38,8 @@ class SpeculativeConfig:
         verification (`str`, *optional*, defaults to `"auto"`):
             `"target"`: draw the next token from the target and look whether it is a child. `"rejection"`: recursive
             rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else
-            target. Greedy calls always compare children with the target's argmax.
+            target; where trees are chosen by "auto", target with children drawn by the same random numbers, so that
+            the text depends on the seed alone. Greedy calls always compare children with the target's argmax.
         draft_temperature (`float`, *optional*):
             Temperature of the draft's distribution, on top of the call's own warpers. By default it adapts during
             generation so that drawn tokens are accepted as often as possible; the output is exact at any temperature.

@@ -60,7 +60,7 @@ def warm_up(
         return
     try:
         with engine.device_steps.capturing_every_size(), engine.prefixes.resting():
-            for case in chain(_steps(engine, new_requests), _prompts(engine)):
+            for case in chain(_steps(engine, new_requests), _prompts(engine, new_requests)):
                 if not goes_on():
                     break
                 engine.device_steps.read_width = case.read_width
@@ -92,14 +92,14 @@ def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterat
                     yield Case(tree, size, do_sample)
 
 
-def _prompts(engine: Engine) -> Iterator[Case]:
-    """Yields every size of a captured prompt chunk, twice."""
-    scheduler = engine.scheduler
+def _prompts(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterator[Case]:
+    """Yields every size of a captured prompt chunk, twice; sampled where that serves greedy requests, too."""
+    scheduler, do_sample = engine.scheduler, new_requests(1, True)[0].options.draws_by_position
     for width in engine.target.widths():
         number = 1
         while number <= min(scheduler.max_requests, scheduler.chunk_size // width, MOST_ROWS):
             if number * width < scheduler.busy_at:
-                yield from [Case(None, number, length=width)] * 2  # captured the second time
+                yield from [Case(None, number, do_sample, width)] * 2  # captured the second time
             number *= 2
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher
 from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
+from support.grammar import small_tokenizer
 from support.heads import tiny_head
 from support.models import noisy_copy, prompts, tiny_model
 from support.sampling import ALL_SETTINGS, LIMITS, TREE, a_draft, a_head, expected_tokens, sampled_tokens, the_target
@@ -68,6 +70,17 @@ def test_every_tree_has_the_host_s_text(kind: str, options: dict[str, Any], step
         assert text_of(rows, draft, config, **options) == expected, config
         assert steps.replays > before
     assert expected[0][9:] != expected[1][9:]
+
+
+def test_grammars(steps: Steps, by_position: None) -> None:
+    """The host takes another token where a step's is not allowed: the one that it would have drawn itself."""
+    target, draft = copy.deepcopy(the_target()).float(), copy.deepcopy(a_draft("noisy")).float()
+    options = {"grammar": LLMatcher.grammar_from_regex("(a|b|ca)[abc](bca|cab)?[abc]{8,}"), "temperature": 0.8}
+    texts = []
+    for cuda_graphs in (False, True):
+        config = SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
+        texts.append(sampled_tokens(target, draft, config, 20, tokenizer=small_tokenizer(), **options).tolist())
+    assert steps.replays > 0 and texts[0] == texts[1]
 
 
 def test_a_batch_has_the_texts_of_calls(steps: Steps, by_position: None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from ...verification import draw_by_position
 from ...verification.choosing import NOTHING_TO_CHOOSE, choose
 from ..request import Request
 
@@ -45,4 +46,8 @@ def constrained(
             raise ValueError(NOTHING_TO_CHOOSE)
     except ValueError as unsatisfied:
         return kept, unsatisfied
-    return [*kept, int(choose(scores, request.options.do_sample))], None
+    if request.noise is None:
+        return [*kept, int(choose(scores, request.options.do_sample))], None
+    # The best of the allowed tokens, by the same noise: the host, which draws with the mask, would draw it, too.
+    noise = request.noise.take(request.length + count, scores.shape[-1])
+    return [*kept, int(draw_by_position(scores, [noise]))], None

@@ -19,7 +19,7 @@ from .log_probabilities import CapturedLogprobs, LogprobsOfRun, best_asked
 from .processing import processing_of
 from .reports import HostCopy
 from .rows import RowValues, StepSize
-from .walks import RowWalks, error_of, kinds_among
+from .walks import RowWalks, error_of
 
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""
-ALL_KINDS = [Verifier.GREEDY, Verifier.FROM_TARGET]
+ALL_KINDS = frozenset({Verifier.GREEDY, Verifier.FROM_TARGET})
 """
-Kinds of walks in every prefill step but those of requests that draw by position, so that one graph serves all: a walk
-at a root costs little.
+Kinds of walks in prefill steps, so that one graph serves all requests: a walk at a root costs little. Those of
+requests that draw by position have `POSITION_KINDS`, which leave torch's generator alone; either serve greedy ones.
 """
+POSITION_KINDS = frozenset({Verifier.GREEDY, Verifier.BY_POSITION})
 
 
 class PromptStep(CapturedStep):
@@ -248,9 +249,9 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        of_rows = [request.options.verifier(False) for request in chunk.requests]
-        kinds = kinds_among(of_rows if Verifier.BY_POSITION in of_rows else ALL_KINDS, False)
-        key = PromptKey(size, kinds, best_asked(chunk.requests), processing_of(chunk.requests))
+        asked = best_asked(chunk.requests), processing_of(chunk.requests)
+        keys = [PromptKey(size, kinds, *asked) for kinds in _kinds_for(chunk.requests)]
+        key = next((one for one in keys if one in self._steps), keys[0])
         is_due = self.captures_at_once or key in self._seen
         self._seen.add(key)
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
@@ -327,3 +328,9 @@ class DevicePrompts:
             draft_temperature=[1.0] * len(requests),
         )
         return values, starts
+
+
+def _kinds_for(requests: list[Request]) -> list[frozenset[Verifier]]:
+    """The kinds of walks that serve the rows of a chunk, the first of which is captured if there is none."""
+    wanted = frozenset(request.options.verifier(False) for request in requests)
+    return [kinds for kinds in (ALL_KINDS, POSITION_KINDS) if wanted <= kinds] or [ALL_KINDS | POSITION_KINDS]
