@@ -221,11 +221,17 @@ def test_draws_by_position_of_large_scores() -> None:
 
 @pytest.mark.parametrize("is_on", [False, True])
 def test_on_a_gpu_sampled_calls_may_choose(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One switch makes "auto" their default, but for compiled ones; greedy calls keep the draft's own tree."""
+    """
+    One switch makes "auto" their default, but for compiled ones, and drafters that do not draw by position; greedy
+    calls keep the draft's own tree.
+    """
     monkeypatch.setattr("hf_specdec.plan.SAMPLED_CALLS_CHOOSE_ON_GPU", is_on)
     given: dict[str, Any] = {"default_tree": TokenTree.chain(5), "has_probabilities": True, "vocab_size": 32}
     for asked, do_sample in itertools.product(
         (SpeculativeConfig(), SpeculativeConfig(compile=True), SpeculativeConfig(tree="chain:2")), (False, True)
     ):
-        tree = SpeculationPlan.resolve(asked, do_sample=do_sample, on_cpu=False, **given).tree
-        assert isinstance(tree, AutoTree) == (is_on and do_sample and asked == SpeculativeConfig())
+        for reads_noise in (False, True):
+            plan = SpeculationPlan.resolve(asked, do_sample=do_sample, on_cpu=False, reads_noise=reads_noise, **given)
+            chooses = is_on and do_sample and reads_noise and asked == SpeculativeConfig()
+            assert isinstance(plan.tree, AutoTree) == plan.draws_by_position == chooses
+            assert plan.uses_rejection == (do_sample and not chooses)
