@@ -137,7 +137,7 @@ def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_seed_gives_the_text_that_the_host_would() -> None:
     target = tiny_model(dtype=torch.float32)
-    draft, prompts, texts = noisy_copy(target, 0.05), ragged_prompts(), []
+    draft, prompts, texts = noisy_copy(target, 0.05), ragged_prompts()[:6], []
     for graphs in (False, "auto"):
         with target.init_continuous_batching(
             assistant_model=draft,
@@ -145,7 +145,7 @@ def test_a_seed_gives_the_text_that_the_host_would() -> None:
             continuous_batching_config=limits(60),
         ) as manager:
             names = [
-                manager.add_request(prompt, max_new_tokens=25, do_sample=True, temperature=0.5, top_k=40, seed=number)
+                manager.add_request(prompt, max_new_tokens=20, do_sample=True, temperature=0.5, top_k=40, seed=number)
                 for number, prompt in enumerate(prompts)
             ]
             texts.append([manager.get_result(name).generated_tokens for name in names])
