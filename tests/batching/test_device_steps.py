@@ -44,7 +44,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None:
     """Once the first have let both caches take their memory."""
     target = copy.deepcopy(the_target()).float()
-    draft = (a_head(None) if kind == "head" else noisy_copy(target, 0.05)).float()
+    draft = copy.deepcopy(a_head(None)).float() if kind == "head" else noisy_copy(target, 0.05)
     options = {"disable_by_batch_size": 0} if tree is None else {}
     manager = target.init_continuous_batching(
         assistant_model=draft,

@@ -43,10 +43,17 @@ def check_others(manager: SpeculativeBatchingManager, target: PreTrainedModel, b
     return result
 
 
-@pytest.mark.parametrize("assistant", ["draft", "ngram"])
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("temperature", [1e-39, 1e-45])
-@pytest.mark.parametrize("warper", [{}, {"top_h": 0.5}], ids=str)
+# Every two of a draft, a seed, a temperature and a warper come together.
+@pytest.mark.parametrize(
+    "assistant, seed, temperature, warper",
+    [
+        ("draft", None, 1e-39, {}),
+        ("draft", 3, 1e-45, {"top_h": 0.5}),
+        ("ngram", None, 1e-45, {"top_h": 0.5}),
+        ("ngram", 3, 1e-39, {"top_h": 0.5}),
+        ("ngram", 3, 1e-45, {}),
+    ],
+)
 def test_a_temperature_that_leaves_nothing(
     target: PreTrainedModel,
     draft: PreTrainedModel,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_nothing_left, limits, text_alone
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
-from support.heads import trained_head
+from support.heads import tiny_head, trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 
@@ -100,9 +100,10 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
 )
 def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, repeats: list[Repeats]) -> None:
     """Most steps are launched before the last one is read, and texts are as without that."""
-    target = trained_target()
-    prompts = trained_prompts()["prompts"][:3]
-    draft = noisy_copy(target, 0.02) if assistant == "draft" else trained_head()
+    target, draft, prompts = trained_target(), trained_head(), trained_prompts()["prompts"][:3]
+    if assistant == "draft":
+        target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14, 5))
+        draft = noisy_copy(target, 0.02)
     config = SpeculativeConfig(
         tree="auto" if assistant == "auto" else IRREGULAR, disable_by_batch_size=0 if assistant == "off" else None
     )
@@ -145,10 +146,12 @@ def test_acceptance_is_that_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch,
 
 def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
     """They have no place for features, and what steps write for them must stay where nobody reads."""
-    target, head, prompts = trained_target(), trained_head(), trained_prompts()["prompts"][:2]
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14))
     slots: set[int] = set()
     with target.init_continuous_batching(
-        assistant_model=head, tree=IRREGULAR, continuous_batching_config=limits(400, max_requests_per_batch=2)
+        assistant_model=tiny_head(target),
+        tree=IRREGULAR,
+        continuous_batching_config=limits(400, max_requests_per_batch=2),
     ) as manager:
         for _ in range(2):
             name = manager.add_request(prompts[0], max_new_tokens=50, speculate=False)
@@ -188,12 +191,12 @@ def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkey
 
 def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each position has its number, however far the run on the way comes; beside a greedy request."""
-    target, prompts, texts = trained_target(), trained_prompts()["prompts"][:3], []
+    target, prompts, texts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14, 5)), []
     for is_ahead in (True, False):
         if not is_ahead:
             monkeypatch.setattr(Engine, "_may_repeat", lambda self, requests: False)
         manager = target.init_continuous_batching(
-            assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
+            assistant_model=tiny_head(target), tree=IRREGULAR, continuous_batching_config=limits(400)
         )
         options = {"max_new_tokens": 40, "do_sample": True, "temperature": 0.9}
         names = [manager.add_request(prompt, seed=7 + row, **options) for row, prompt in enumerate(prompts[:2])]
@@ -223,9 +226,9 @@ def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypat
     monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree == self.candidates[0]))
     monkeypatch.setattr(Outcome, "take", noted)
     monkeypatch.setattr(CandidateChoice, "end_whole_step", end_noted)
-    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14, 5, 12))
     with target.init_continuous_batching(
-        assistant_model=trained_head(), tree="auto", continuous_batching_config=limits(400)
+        assistant_model=tiny_head(target), tree="auto", continuous_batching_config=limits(400)
     ) as manager:
         for prompt in prompts:
             manager.get_result(manager.add_request(prompt, max_new_tokens=50), timeout=60)

@@ -33,9 +33,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def test_warming_up(tree: Any, kind: str) -> None:
     """All sizes are there before the first request, which finds nothing else changed."""
     target = copy.deepcopy(the_target()).float()
-    draft = (a_head(None) if kind == "head" else noisy_copy(target, 0.05)).float()
+    draft = copy.deepcopy(a_head(None)).float() if kind == "head" else noisy_copy(target, 0.05)
     manager = target.init_continuous_batching(
-        assistant_model=draft, tree=tree, continuous_batching_config=limits(400, max_requests_per_batch=2)
+        assistant_model=draft, tree=tree, continuous_batching_config=limits(60, max_requests_per_batch=2)
     )
     manager.warmup()
     with manager:
