@@ -38,32 +38,43 @@ ANY_VERSION = {
         "random_generators scripts smollm2 structure"
     ),
     "batching": (
-        "candidate_choice compiled_steps device_auto device_rows device_samples draft_temperatures faults graphs "
-        "keeping limits paged_cache pauses pending_features policy prefix_cache random_mixes repeated_ends "
-        "repeated_steps request_faults results sampling scheduler soak starts_and_ends warming_up weights"
+        "candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples draft_temperatures "
+        "equal_prompts faults graphs keeping limits paged_cache pauses pending_features policy prefix_cache "
+        "random_mixes repeated_ends repeated_steps request_faults results sampling scheduler soak starts_and_ends "
+        "warming_up weights"
     ),
-    "block": "calls conversion damaged formats heads sampling usual_mistakes",
+    "block": (
+        "anchored calls confidence conversion damaged drafting formats heads mask_embedding sampling shaped_trees "
+        "usual_mistakes"
+    ),
     "bulk": "output records",
-    "compiling": "early_launch merged_linears",
-    "device_steps": "compiled drawing edges greedy memory sampling streams which_calls",
+    "compiling": "early_launch kept merged_linears",
+    "device_steps": (
+        "auto_captures auto_dynamic compiled drawing edges grammars greedy image_sampling memory sampling streams "
+        "which_calls"
+    ),
     "distributed": "data_parallel",
-    "drafters": "eagle growth medusa ngram observed padded_vocabularies",
+    "drafters": "eagle growth medusa ngram observed other_vocabulary padded_vocabularies",
     "eagle": "card conversion damaged damaged_configs detected_layers detection layer_ids unroll usual_mistakes",
     "forwards": "chunks",
     "gemma": "sampling",
     "generation": "default_tree importing metrics",
+    "grammar": "beginnings exact growing",
     "models": "modules",
-    "mtp": "sampling",
+    "mtp": "sampling shared_prefixes",
+    "replicas": "board front prefixes ray",
     "serving": (
-        "contexts ends_of_servers engine http_server large_bodies load_benchmark long_answers parts server "
-        "stop_strings streams"
+        "access choices contexts ends_of_servers engine health http_server large_bodies load_benchmark long_answers "
+        "parts server stop_strings streams"
     ),
+    "states": "sampling",
+    "sweep": "state_samples",
     "training": (
         "block_runs blocks continued_runs data description objectives openings packing processes reading "
         "self_generate texts_of_runs train train_command vocabulary"
     ),
     "verification": (
-        "draft_temperature exact_statistics own_processors reads_ahead rejection sampling_exactness target "
+        "draft_temperature either_way exact_statistics own_processors reads_ahead rejection sampling_exactness target "
         "wrong_samplers"
     ),
 }
