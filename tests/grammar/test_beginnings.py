@@ -31,7 +31,7 @@ class NaiveLateMask(LogitsProcessor):
 
     def __init__(self, grammar: str, tokenizer: Any, length: int, end: int, vocab: int, after: list[int], first: Any):
         self._arguments, self._length, self._after, self._first = (grammar, tokenizer), length, after, first
-        self._end, self._vocab = end, vocab
+        self._end, self._vocab, self._masks = end, vocab, dict[int, NaiveMask]()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         return torch.cat([self._row(row[None], one[None]) for row, one in zip(input_ids, scores, strict=True)])
@@ -45,7 +45,9 @@ class NaiveLateMask(LogitsProcessor):
         start = self._length + (ends[0] if is_late and ends else 0)
         if not text and self._first is None:
             return scores
-        found = NaiveMask(*self._arguments, start, [self._end], self._vocab)(ids, scores)
+        if start not in self._masks:
+            self._masks[start] = NaiveMask(*self._arguments, start, [self._end], self._vocab)
+        found = self._masks[start](ids, scores)
         if not text:
             found[:, self._first] = scores[:, self._first]
         return found

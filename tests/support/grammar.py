@@ -56,16 +56,16 @@ def json_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class NaiveMask(LogitsProcessor):
-    """The mask of a grammar, each time by a matcher that reads the whole text."""
+    """The mask of a grammar, each time by a matcher that reads the whole text: a copy of one that has read nothing."""
 
     def __init__(self, grammar: str, tokenizer: Any, start: int, ends: list[int], vocab_size: int):
-        self.tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
-        self.grammar, self.start, self.ends = grammar, start, ends
+        self.matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends), grammar, log_level=0)
+        self.start, self.ends = start, ends
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         masked = torch.full_like(scores, -torch.inf)
         for row, text in enumerate(input_ids[:, self.start :].tolist()):
-            matcher = LLMatcher(self.tokenizer, self.grammar, log_level=0)
+            matcher = self.matcher.deep_copy()
             if any(end in text for end in self.ends) or not matcher.consume_tokens(text):
                 masked[row] = scores[row]  # padding after the end, or a text of probability 0
                 continue
