@@ -76,14 +76,16 @@ def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None
     target, draft = pair(family, prompts(batch_size, 9, padding=batch_size > 1))
     if family not in CAPTURED and not supports_switching(target):
         pytest.skip("does not attend through transformers' interface, and so runs without graphs")
-    captures = []
-    for length in (14, 9):
-        inputs = prompts(batch_size, length, padding=batch_size > 1)
-        text = both(target, steps, tree, **inputs, assistant_model=draft, max_new_tokens=16)
-        assert torch.equal(text, target.generate(**inputs, max_new_tokens=16, do_sample=False))
-        captures.append(steps.captures)
-    assert captures[0] == captures[1] == 1
+    first, later = (prompts(batch_size, length, padding=batch_size > 1) for length in (14, 9))
+    call = {"assistant_model": draft, "max_new_tokens": 14}
+    text = both(target, steps, tree, **first, **call)
+    assert torch.equal(text, target.generate(**first, max_new_tokens=14, do_sample=False))
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)
+    text = target.generate(**later, **call, do_sample=False, speculative_config=config)
+    assert torch.equal(text, target.generate(**later, max_new_tokens=14, do_sample=False))
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert steps.captures == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None
     ids=["fewer nodes than levels", "as many nodes as there may be"],
 )
 def test_extreme_trees(tree: Any, steps: Steps) -> None:
-    target, call = tiny_model(dtype=torch.float32), prompts(2, 14, padding=True)
+    target, call = tiny_model(dtype=torch.float32), prompts(1, 14)
     text = target.generate(
         **call,
         assistant_model=noisy_copy(target, 0.05),
@@ -134,9 +136,11 @@ def test_the_same_prompt_again_and_again(kind: str, steps: Steps) -> None:
     From the third call on the draft reads the prompt by a graph, which no layer of its cache takes part in: the memory
     that it writes must not be taken, and so cleared, afterwards.
     """
-    target, prompt = trained_target(), trained_prompts()["prompts"][0][:8]
-    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
+    target, assistant, prompt = trained_target(), trained_head(), trained_prompts()["prompts"][0][:8]
     call = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 8, dtype=torch.long)}
+    if kind == "model":
+        target, call = tiny_model(dtype=torch.float32), prompts(1, 8)
+        assistant = noisy_copy(target, 0.02)
     for tree in (IRREGULAR, IRREGULAR, DYNAMIC, IRREGULAR, DYNAMIC):
         both(target, steps, tree, **call, assistant_model=assistant, max_new_tokens=12)
         assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
@@ -184,11 +188,12 @@ def test_texts_up_to_the_last_position(steps: Steps) -> None:
 @STATES
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_end_tokens(batch_size: int, family: str, steps: Steps) -> None:
-    """Each in turn of the tokens of a text ends it; finished rows are padded, and rest."""
+    """Tokens of a text end it, each in turn; finished rows are padded, and rest."""
     inputs = prompts(batch_size, 9)
     target, draft = pair(family, inputs)
     text = target.generate(**inputs, max_new_tokens=24, do_sample=False)
-    for token in dict.fromkeys(text[0, 9:].tolist()[1:8]):
+    first = {1: 10, 3: 11}[batch_size]  # every second one with each number of rows
+    for token in dict.fromkeys(text[0, first:17:2].tolist()):
         call = inputs | {"max_new_tokens": 24, "eos_token_id": [token, 60], "pad_token_id": 0}
         plain = target.generate(**call, do_sample=False)
         assert torch.equal(both(target, steps, IRREGULAR, **call, assistant_model=draft), plain)
@@ -207,11 +212,10 @@ def test_processors(kind: str, steps: Steps) -> None:
     hidden |= {"sequence_bias": {(plain[0][2],): -3.0, (7,): 1.0}, "forced_eos_token_id": 2}
     if kind == "model":
         hidden |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "bad_words_ids": [plain[1][2:4]]}
-    for least in ({"min_new_tokens": 14}, {"min_length": 16}):
-        call = inputs | {"max_new_tokens": 24, "eos_token_id": [plain[0][3], plain[1][2]], "pad_token_id": 0}
-        call |= hidden | least
-        text = both(target, steps, IRREGULAR, **call, assistant_model=draft)
-        assert torch.equal(text, target.generate(**call, do_sample=False))
+    hidden |= {"min_new_tokens": 14} if kind == "model" else {"min_length": 16}
+    call = inputs | {"max_new_tokens": 24, "eos_token_id": [plain[0][3], plain[1][2]], "pad_token_id": 0} | hidden
+    text = both(target, steps, IRREGULAR, **call, assistant_model=draft)
+    assert torch.equal(text, target.generate(**call, do_sample=False))
 
 
 @STATES

@@ -96,8 +96,11 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_the_same_prompt_again_and_again(kind: str, stand_in: StandIn) -> None:
     """A forward that is replayed before any that is not finds its memory taken, and nobody takes it afterwards."""
-    target, prompt = trained_target(), torch.tensor([trained_prompts()["prompts"][0][:8]])
-    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
+    target, assistant = trained_target(), trained_head()
+    prompt = torch.tensor([trained_prompts()["prompts"][0][:8]])
+    if kind == "model":
+        target, prompt = tiny_model(dtype=torch.float32), prompts(1, 8)["input_ids"]
+        assistant = noisy_copy(target, 0.02)
     found = []
     for number, tree in enumerate((TREE, TREE, TREE, DYNAMIC, TREE)):
         for cuda_graphs in (False, True):
