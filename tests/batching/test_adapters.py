@@ -166,7 +166,7 @@ def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_compiled_layers(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     """All layers share what is compiled of the first one."""
-    install_stand_in(monkeypatch, with_kernel=True, counts=False)
+    install_stand_in(monkeypatch, with_kernel=True, counts=False, dispatches=True)
     monkeypatch.setattr(layers, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()

@@ -37,7 +37,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Sta
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
-        yield install_stand_in(monkeypatch, with_kernel=True, counts=False)
+        yield install_stand_in(monkeypatch, with_kernel=True, counts=False, dispatches=True)
     torch._dynamo.reset()
 
 

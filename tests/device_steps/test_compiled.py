@@ -34,7 +34,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
-        yield install(monkeypatch, with_kernel=True)
+        yield install(monkeypatch, with_kernel=True, dispatches=True)
     torch._dynamo.reset()
 
 

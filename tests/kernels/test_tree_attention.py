@@ -117,7 +117,7 @@ for name in ("gpt_oss", "gemma2", "mimo_v2_flash"):
     used = []
     target = model_of(name)
     with pytest.MonkeyPatch.context() as patch:
-        install_stand_in(patch, with_kernel=True)
+        install_stand_in(patch, with_kernel=True, dispatches=True)
         expected = target.generate(**prompts(1, 9), max_new_tokens=8, do_sample=False)
         assert_same_text_by_graphs(target, prompts(1, 9), "[(0,), (1,), (0, 0)]", expected)
     print(name, sorted(set(used), key=str))

@@ -23,9 +23,9 @@ class Steps:
     replays: int = 0
 
 
-def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
-    """Lets whole steps run on the CPU, and counts them."""
-    install_stand_in(monkeypatch, with_kernel, counts=False)
+def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, dispatches: bool = False) -> Steps:
+    """Lets whole steps run on the CPU, and counts them; `dispatches` as in `install_stand_in`."""
+    install_stand_in(monkeypatch, with_kernel, counts=False, dispatches=dispatches)
     return count(monkeypatch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._library.custom_ops import OPDEFS
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -69,15 +72,50 @@ class ReadFromOutside(TorchDispatchMode):
         return [what for what, storage in self.found if storage.expired()]
 
 
-def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts: bool = True) -> StandIn:
+def pass_dispatcher_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Lets plain versions of kernels run as functions, as the kernels do on CUDA: on the way through torch's dispatcher
+    the small ones take more than twice as long. tests/kernels/test_package.py tests what is registered.
+    """
+    from hf_specdec_kernels import _ops
+
+    def is_watched() -> bool:
+        return torch.is_grad_enabled() or _len_torch_dispatch_stack() > 0
+
+    def directly(operator: Any, plain: Callable[..., None]) -> Any:
+        def call(*arguments: Any) -> None:
+            return (operator if is_watched() else plain)(*arguments)
+
+        vars(call)["default"] = operator.default  # which torch looks up when an operator runs for the first time
+        return call
+
+    def run(operator: Any, *arguments: Any) -> None:
+        (operator if is_watched() else operator._init_fn)(*arguments)
+
+    for qualified, definition in list(OPDEFS.items()):
+        namespace, _, name = qualified.partition("::")
+        if namespace == _ops.NAMESPACE:
+            monkeypatch.setattr(_ops.ops, name, directly(getattr(_ops.ops, name), definition._init_fn))
+    dispatched = _ops.run
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_ops.__package__) and getattr(module, "run", None) is dispatched:
+            monkeypatch.setattr(module, "run", run)
+
+
+def install_stand_in(
+    monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts: bool = True, dispatches: bool = False
+) -> StandIn:
     """
     Captures forwards on the CPU by a stand-in, `with_kernel` in its plain version or with masks. What `counts` how
-    often the kernel runs is compiled anew each time.
+    often the kernel runs is compiled anew each time. With `dispatches`, kernels are called through torch's dispatcher:
+    what is compiled, or registers other kernels, needs it.
     """
     found = StandIn()
     if with_kernel:
         pytest.importorskip("triton", reason="the kernels need triton")
         monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
+        if not dispatches:
+            pass_dispatcher_by(monkeypatch)
         attend, found.has_kernel = KernelInputs.attend, True
 
         def counted(*args: Any, **options: Any) -> torch.Tensor:
