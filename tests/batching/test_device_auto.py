@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import limits, text_alone
+from support.batches import limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
 from support.heads import trained_head
 from support.models import noisy_copy, tiny_model
+from support.sampling import a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured import runner
@@ -74,11 +75,11 @@ def test_auto_captures_nothing_once_it_is_warm(
     runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it changes to, however far a head is behind, and however long prompts are."""
-    target = trained_target()
+    target = copy.deepcopy(the_target()).float()
     manager = target.init_continuous_batching(
-        assistant_model=trained_head(),
+        assistant_model=copy.deepcopy(a_head(None)).float(),
         tree="auto",
-        continuous_batching_config=limits(400, max_requests_per_batch=2, max_batch_tokens=256),
+        continuous_batching_config=limits(80, max_requests_per_batch=2, max_batch_tokens=64),
     )
     manager.warmup()
     with manager:
@@ -86,7 +87,8 @@ def test_auto_captures_nothing_once_it_is_warm(
         captures, choice = stand_in.captures, random.Random(0)
         candidates = [None, *CandidateTrees(AutoTree()).trees]
         monkeypatch.setattr(CandidateChoice, "begin_step", lambda self, *_: choice.choice(candidates))
-        prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:4])]
+        prompts = ragged_prompts((5, 27, 49, 71))
+        prompts = [[token % target.config.vocab_size for token in prompt] for prompt in prompts]
         for prompt in prompts:
             manager.add_request(prompt, max_new_tokens=25)
         for _ in prompts:

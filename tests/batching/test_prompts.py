@@ -9,7 +9,7 @@ import torch
 from support.batches import accepted, assert_nothing_left, limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
-from support.heads import trained_head
+from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR
 
@@ -90,7 +90,10 @@ def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     A head sees the features of every token once: it accepts as much as without graphs. (Where blocks run out, it
     depends on who has them whether there is room for a tree.)
     """
-    target, prompts = trained_target(), trained_prompts()["prompts"][:8]
+    if kind == "head":
+        target, prompts = trained_target(), trained_prompts()["prompts"][:8]
+    else:  # as many tokens, in fewer layers
+        target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((24, 24, 24, 57, 31, 9, 12, 12))
     sizes = target.config.hidden_size, target.config.vocab_size
     medusa = MedusaHeads(MedusaConfig(hidden_size=sizes[0], vocab_size=sizes[1], medusa_num_heads=3)).eval()
     assistant = {"head": trained_head, "ngram": NgramDraft, "medusa": lambda: medusa}[kind]()
@@ -122,9 +125,9 @@ def test_the_graphs_are_used_again(kind: str, read: Read, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(PromptStep, "capture", noting)
     monkeypatch.setattr(PagedForward, "__init__", nothing_else)
-    target = trained_target()
+    target = tiny_model(dtype=torch.float32)
     manager = target.init_continuous_batching(
-        assistant_model=NgramDraft() if kind == "ngram" else trained_head(),
+        assistant_model=NgramDraft() if kind == "ngram" else tiny_head(target),
         tree="[(0,)]",
         continuous_batching_config=limits(max_batch_tokens=64, allow_block_sharing=False),
     )

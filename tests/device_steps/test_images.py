@@ -18,7 +18,7 @@ from hf_specdec import SpeculativeConfig, TokenTree, last_metrics
 from hf_specdec.compat import CACHE
 
 
-CALL = {"max_new_tokens": 20, "do_sample": False}
+CALL = {"max_new_tokens": 14, "do_sample": False}
 
 
 def of_family(name: str, rows: int) -> tuple[Any, dict[str, torch.Tensor]]:
