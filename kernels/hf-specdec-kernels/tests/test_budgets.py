@@ -36,7 +36,7 @@ def compare(inputs: dict[str, Any], budget: int, num_chosen: int) -> BudgetedLev
 
 
 @pytest.mark.parametrize(
-    "sizes, budget, num_chosen", [((3, 1, 5), 3, 3), ((2, 4, 4), 16, 4), ((2, 3, 7), 10, 5), ((1, 1, 1), 1, 1)]
+    "sizes, budget, num_chosen", [((2, 1, 5), 3, 3), ((1, 4, 4), 16, 4), ((2, 2, 5), 7, 4), ((1, 1, 1), 1, 1)]
 )
 def test_against_naive(sizes: tuple[int, int, int], budget: int, num_chosen: int, device: torch.device) -> None:
     compare(arguments(*sizes, device), budget, num_chosen)

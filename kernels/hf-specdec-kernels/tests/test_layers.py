@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
+from selection import fast
 
 from hf_specdec_kernels import gated_product, rms_norm, rotary, write_kv
 from hf_specdec_kernels.gated_product import ACTIVATIONS
@@ -95,9 +98,18 @@ def turned(query: torch.Tensor, key: torch.Tensor, *others) -> tuple[torch.Tenso
     return out[0].transpose(1, 2), out[1].transpose(1, 2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rotary_dim, in_float", [(32, False), (32, True), (12, False)])
+TURNS = [(32, False), (32, True), (12, False)]
+"""Rotated dimensions, and whether in float32."""
+ROTARY = [(layout, *turn, dtype) for layout, turn, dtype in product(LAYOUTS, TURNS, DTYPES)]
+# Every two of a layout, a turn and a dtype come together.
+FAST = [
+    (layout, *turn, DTYPES[(place + number) % len(DTYPES)])
+    for place, layout in enumerate(LAYOUTS)
+    for number, turn in enumerate(TURNS)
+]
+
+
+@pytest.mark.parametrize("layout, rotary_dim, in_float, dtype", fast(ROTARY, FAST))
 def test_rotary(layout: str, rotary_dim: int, in_float: bool, dtype: torch.dtype, device: torch.device) -> None:
     """All bits are equal: nothing is summed in another order."""
     angles = numbers(2, 5, rotary_dim, dtype=torch.float32, device=device)
