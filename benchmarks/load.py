@@ -137,7 +137,7 @@ def running_manager(
     attention = model.config._attn_implementation
     manager = model.init_continuous_batching(**call)
     if isinstance(manager, SpeculativeBatchingManager):
-        manager.warmup()
+        manager.warmup(at_once=True)
     manager.start()
     try:
         yield manager

@@ -27,6 +27,8 @@ STOPPED = "The manager was stopped before the request was done."
 
 
 _started: weakref.WeakSet[RequestLoop] = weakref.WeakSet()
+SECONDS_OF_REST = 0.05
+"""Seconds without requests after which there is spare time."""
 SECONDS_AT_EXIT = 10.0
 """Seconds that each thread has to end when the program does."""
 
@@ -58,6 +60,8 @@ class RequestLoop:
         """Called once when the thread starts, before it takes requests, such as a warm-up."""
         self.is_preparing = False
         """Whether `prepare` runs at present."""
+        self.use_spare_time: Callable[[], bool] = lambda: False
+        """Called between steps, and while there are no requests as long as it returns True: that it did something."""
         self.pauses = Pauses()
         """Pauses, during which the thread leaves the models to other threads."""
         self.inbox = Inbox()
@@ -281,7 +285,9 @@ class RequestLoop:
                 self._undelivered += [(request, request.status) for request in shown]
             if not self.engine.scheduler.has_work:
                 self._deliver()
-        elif self._stops is None:
+            elif not self.inbox.news.is_set():
+                self.use_spare_time()
+        elif self._stops is None and not self.inbox.news.wait(SECONDS_OF_REST) and not self.use_spare_time():
             self.inbox.news.wait()
         return True
 

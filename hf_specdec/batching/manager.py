@@ -32,7 +32,7 @@ from .loop import RequestLoop
 from .reading import ReadsResults
 from .state import ManagerState
 from .thread import HasThread
-from .warming_up import warm_up
+from .warming_up import WarmUp
 
 
 WARM_UP_PROMPT = 4
@@ -104,34 +104,41 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         self.was_kept = False
         """Whether the manager has served an earlier call, after which the model kept it."""
         self._loop = RequestLoop(self.engine)
+        self._warm_up: WarmUp | None = None
         self._numbers = itertools.count()
 
     # ---------------------------------------------------------------------------------------------- before its start
 
-    def warmup(self) -> None:
+    def warmup(self, *, at_once: bool = False) -> None:
         """
-        Makes the thread capture CUDA graphs when it starts, before it serves requests: graphs of steps for greedy and
-        for sampled requests, for batch sizes by powers of two up to `max_requests`, without a tree and with the
-        manager's trees (under "auto" all that it chooses from; their steps are timed), and graphs of prompt chunks.
-        Each takes up to half a second, which the first step of its kind would take otherwise. Without CUDA graphs the
-        warm-up does nothing.
+        Makes the thread capture CUDA graphs when it starts. Before it serves requests it captures a few, in which any
+        number of requests can run: of steps for greedy and for sampled requests, with the manager's tree (under "auto"
+        one that it chooses from) and without, and of prompt chunks. Further graphs (more numbers of rows, the other
+        trees of "auto", which are timed, longer texts) follow one by one when no request is open, or when few are
+        open, none waits for its first token, and they have wanted one often. Each takes up to half a second. Without
+        CUDA graphs the warm-up does nothing.
+
+        Args:
+            at_once (`bool`): whether all graphs are captured before requests are served, which takes minutes.
 
         Raises:
             RuntimeError: if the manager is running.
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        self._loop.prepare = lambda: warm_up(self.engine, self._dummy_requests, lambda: self._loop.may_go_on)
+        self._warm_up = WarmUp(
+            self.engine, lambda *kind: self._dummy_requests(*kind), lambda: self._loop.may_go_on, at_once
+        )
+        self._loop.prepare, self._loop.use_spare_time = self._warm_up.run, self._warm_up.use_spare_time
 
-    def _dummy_requests(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
-        """Dummy requests with prompts of `length` tokens (default: `WARM_UP_PROMPT`); none if these are too long."""
-        length = WARM_UP_PROMPT if length is None else length
-        most = self._admission.most_tokens - length
+    def _dummy_requests(self, count: int, do_sample: bool) -> list[Request]:
+        """Dummy requests with prompts of `WARM_UP_PROMPT` tokens; none if these are too long."""
+        most = self._admission.most_tokens - WARM_UP_PROMPT
         options: dict[str, Any] = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1}
         # Stop strings need a tokenizer, which only requests have.
         options |= {"do_sample": do_sample, "stop_strings": []}
         return [
-            self._admission.request(f"warm-up {number}", [0] * length, options)
+            self._admission.request(f"warm-up {number}", [0] * WARM_UP_PROMPT, options)
             for number in range(count if most > 1 else 0)
         ]
 
@@ -375,4 +382,5 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
     @property
     def state(self) -> ManagerState:
         """The manager's present load and counts. Dummy requests of a warm-up do not count."""
-        return ManagerState.of(self.engine, len(self._loop.inbox), self._loop.is_preparing)
+        num_left = 0 if self._warm_up is None else self._warm_up.num_left
+        return ManagerState.of(self.engine, len(self._loop.inbox), self._loop.is_preparing, num_left)

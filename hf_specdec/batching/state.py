@@ -25,6 +25,7 @@ class ManagerState:
         num_prompt_tokens (`int`), num_generation_tokens (`int`): prompt tokens read and tokens generated so far.
         num_prefix_queries (`int`), num_prefix_hits (`int`): tokens looked up in the prefix cache, and found there.
         speculation (`SpeculationMetrics`): speculation counts of all requests so far.
+        num_graphs_left (`int`): CUDA graphs that a warm-up has yet to capture in spare time.
     """
 
     num_running: int
@@ -38,13 +39,15 @@ class ManagerState:
     num_prefix_queries: int
     num_prefix_hits: int
     speculation: SpeculationMetrics = field(repr=False)
+    num_graphs_left: int = 0
 
     @classmethod
-    def of(cls, engine: Engine, num_open: int, is_preparing: bool) -> ManagerState:
+    def of(cls, engine: Engine, num_open: int, is_preparing: bool, num_graphs_left: int = 0) -> ManagerState:
         """The state of an engine with `num_open` requests; while it prepares, its dummy requests do not count."""
         if is_preparing:
             blocks, speculates = engine.pool.num_blocks, engine.policy.speculates(0, num_open)
-            return cls(0, num_open, speculates, blocks, blocks, 0, 0, 0, 0, 0, SpeculationMetrics())
+            nothing = SpeculationMetrics()
+            return cls(0, num_open, speculates, blocks, blocks, 0, 0, 0, 0, 0, nothing, num_graphs_left)
         num_running = len(engine.scheduler.active)
         num_waiting = max(num_open - num_running, 0)
         return cls(
@@ -59,4 +62,5 @@ class ManagerState:
             num_prefix_queries=engine.prefixes.num_queried,
             num_prefix_hits=engine.prefixes.num_hit,
             speculation=engine.metrics.copy(),
+            num_graphs_left=num_graphs_left,
         )

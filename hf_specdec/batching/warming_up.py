@@ -1,15 +1,18 @@
-"""Warm-up: capturing an engine's CUDA graphs with dummy requests before real ones arrive."""
+"""Warm-up: capturing an engine's CUDA graphs, the first before requests come, the others in spare time."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..engine.request import Request
-from ..engine.scheduler import MOST_ROWS
-from ..graphs.paged import SIZES
+from ..engine.capture_plan import CapturePlan
+from ..engine.captured.ahead import Ahead, PromptsAhead, StepAhead
+from ..engine.captured.stored import PATIENCE
+from ..engine.request import Request, RequestStatus
+from ..graphs import reason_of
 from ..trees import DynamicTree, TokenTree
 
 
@@ -17,104 +20,196 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 STEPS = 4
-"""Steps run per `Case`: the first is captured, the others are timed."""
-MOST_NODES = 2048
-"""Most nodes of all rows for which a tree is captured beforehand; the first of a manager's trees always is."""
+"""Most steps that dummy requests run."""
+MOST_OPEN = 8
+"""Most open requests beside which graphs are captured."""
+SHARE_OF_TIME = 0.01
+"""Share of the time for which open requests may have waited for captures."""
+PROMPTS_THAT_WAIT = 4
+"""Prompt chunks without a graph of their own after which one is captured before others."""
 
 
-@dataclass(frozen=True)
-class Case:
+class WarmUp:
     """
-    A kind of step to capture.
+    Captures the graphs of an engine; to be called by the thread that runs it.
 
     Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to draft; None for steps without drafts.
-        number (`int`): number of requests.
-        do_sample (`bool`): whether the requests are sampled.
-        length (`int`, *optional*): prompt length in tokens; by default a few tokens.
-        read_width (`int`): width at which an EAGLE head reads its pending features in every step; 0: it need not read.
+        engine (`Engine`): the engine.
+        new_requests (`Callable`): makes dummy requests that end after some steps; takes their number and `do_sample`.
+        goes_on (`Callable`, *optional*): called before every capture of the first part, which ends when it returns
+            False.
+        at_once (`bool`): whether the first part has all graphs, and nothing is left for spare time.
     """
 
-    tree: TokenTree | DynamicTree | None
-    number: int
-    do_sample: bool = False
-    length: int | None = None
-    read_width: int = 0
+    def __init__(
+        self,
+        engine: Engine,
+        new_requests: Callable[[int, bool], list[Request]],
+        goes_on: Callable[[], bool] = lambda: True,
+        at_once: bool = False,
+    ):
+        self._engine, self._new_requests, self._goes_on, self._at_once = engine, new_requests, goes_on, at_once
+        self._left: list[Ahead] = []
+        self._spent, self._began = 0.0, time.perf_counter()
+        """Seconds that captures beside open requests have taken, since when."""
 
+    @property
+    def num_left(self) -> int:
+        """Number of graphs that are planned and not captured yet."""
+        return len(self._left)
 
-def warm_up(
-    engine: Engine, new_requests: Callable[..., list[Request]], goes_on: Callable[[], bool] = lambda: True
-) -> None:
-    """
-    Captures steps with dummy requests, of which nothing stays: the engine's counts are reset as well. Batch sizes are
-    powers of two and `max_requests`; batches in between run in the next larger graph. To be called by the thread that
-    runs the engine.
+    def run(self) -> None:
+        """
+        Captures the first part, after which steps with any number of requests capture nothing. Of dummy requests
+        nothing stays: the engine's counts are reset as well.
+        """
+        engine, steps = self._engine, self._engine.device_steps
+        if not steps.works:
+            return
+        try:
+            with engine.prefixes.resting():
+                plan = CapturePlan(engine, self._new_requests)
+                self._run(self._new_requests(1, True), plan.main_tree(1))  # with which the memory for K/V comes
+                steps.rely_on_larger()
+                first, later = list(plan.first()), list(plan.later())
+                self._left = _distinct([*first, *later])
+                most_left = 0 if self._at_once else len(self._left) - len(_distinct(first))
+                while len(self._left) > most_left and steps.works:
+                    if not self._goes_on():
+                        return
+                    self._capture(self._left.pop(0))
+                self._run_dummies(plan)
+        finally:
+            engine.reset_counts()
+            engine.forget_temperatures()
+            engine.choices.forget_texts()
+            engine.choices.autos.end_warm_up(are_all_timed=not self._left)
+            self._began = time.perf_counter()
 
-    Args:
-        engine (`Engine`): the engine to warm up.
-        new_requests (`Callable`): makes dummy requests that end after some steps; takes their number, `do_sample` and
-            a prompt length (or None).
-        goes_on (`Callable`, *optional*): called before every kind of step; the warm-up ends when it returns False.
-    """
-    if not engine.device_steps.works:
-        return
-    try:
-        with engine.device_steps.capturing_every_size(), engine.prefixes.resting():
-            for case in chain(_steps(engine, new_requests), _prompts(engine, new_requests)):
-                if not goes_on():
-                    break
-                engine.device_steps.read_width = case.read_width
-                with engine.choices.always(case.tree):
-                    _run(engine, new_requests(case.number, case.do_sample, case.length))
-            else:
-                engine.choices.autos.end_warm_up()
-    finally:
-        engine.device_steps.read_width = 0
-        engine.reset_counts()
-        engine.forget_temperatures()
-        engine.choices.forget_texts()
+    def _run_dummies(self, plan: CapturePlan) -> None:
+        """
+        Runs steps whose drafts have forwards of their own, which are captured one by one, for the sizes of the plan.
+        """
+        if self._engine.drafting.features is not None:
+            return
+        for rows in plan.ladder:
+            if not self._goes_on():
+                return
+            number = min(rows, self._engine.scheduler.max_requests)
+            self._run(self._new_requests(number, False), plan.main_tree(number))
 
+    def _run(self, requests: list[Request], tree: TokenTree | DynamicTree | None) -> None:
+        """Runs dummy requests for at most `STEPS` steps with a tree, and removes them."""
+        with self._engine.choices.always(tree):
+            self._run_given(requests)
 
-def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterator[Case]:
-    """Yields every kind of decoding step, for the largest batch first."""
-    most = engine.scheduler.max_requests
-    for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
-        for do_sample in (False, True):
-            yield Case(None, size, do_sample)
-            if engine.drafting.features is not None:
-                for width in engine.drafting.features.widths:
-                    yield Case(None, size, do_sample, read_width=width)
-            if not engine.policy.speculates(size, 0):
-                continue
-            trees = [tree for one in new_requests(1, do_sample) for tree in engine.choices.trees_of(one)]
-            for tree in trees:
-                if tree == trees[0] or size * (tree.num_nodes + 1) <= MOST_NODES:
-                    yield Case(tree, size, do_sample)
-
-
-def _prompts(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterator[Case]:
-    """Yields every size of a captured prompt chunk, twice; sampled where that serves greedy requests, too."""
-    scheduler, do_sample = engine.scheduler, new_requests(1, True)[0].options.draws_by_position
-    for width in engine.target.widths():
-        number = 1
-        while number <= min(scheduler.max_requests, scheduler.chunk_size // width, MOST_ROWS):
-            if number * width < scheduler.busy_at:
-                yield from [Case(None, number, do_sample, width)] * 2  # captured the second time
-            number *= 2
-
-
-def _run(engine: Engine, requests: list[Request]) -> None:
-    """Runs dummy requests for at most `STEPS` steps and removes them."""
-    scheduler, drafting = engine.scheduler, engine.drafting
-    for request in requests:
-        scheduler.add(request)
-    first = engine.num_steps
-    while scheduler.has_work and engine.num_steps < first + STEPS:
-        for request in chain.from_iterable(engine.step()):
-            if request.is_over:
+    def _run_given(self, requests: list[Request]) -> None:
+        engine = self._engine
+        scheduler, drafting, first = engine.scheduler, engine.drafting, engine.num_steps
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.has_work and engine.num_steps < first + STEPS:
+            for request in chain.from_iterable(engine.step()):
+                if request.is_over:
+                    engine.end(request)
+        if drafting.can_be_captured and drafting.features is None:  # a draft model catches up by forwards of its own
+            drafting.catch_up([one for one in scheduler.decoding if drafting.knows(one)], 1)
+        for request in requests:
+            if not request.is_over:
                 engine.end(request)
-    if drafting.can_be_captured and drafting.features is None:  # a draft model catches up by forwards from the host
-        drafting.catch_up([one for one in scheduler.decoding if drafting.knows(one)], 1)
-    for request in requests:
-        if not request.is_over:
-            engine.end(request)
+
+    def _capture(self, ahead: Ahead) -> None:
+        """Captures one graph of the first part; a failure ends captures, as in a step, or compilation alone."""
+        steps = self._engine.device_steps
+        if ahead.is_there(steps):
+            return
+        try:
+            self._take_times(ahead, ahead.capture(steps))
+        except Exception as error:
+            compiled = steps.compiles
+            steps.note_failure(error, compiled, isinstance(ahead, StepAhead))
+            if compiled and steps.works:
+                self._capture(ahead)
+
+    def _take_times(self, ahead: Ahead, seconds: list[float]) -> None:
+        """Lets "auto" know how long steps take in a graph, with any number of rows for which it serves at first."""
+        if isinstance(ahead, StepAhead) and seconds:
+            self._engine.choices.autos.note_times(ahead.key, ahead.fewest, seconds)
+
+    # ---------------------------------------------------------------------------------------------------- spare time
+
+    def use_spare_time(self) -> bool:
+        """
+        Captures one graph, if there is time for it: no request waits for its first token, and those that are open have
+        waited little for captures. Returns whether it did. If a capture fails, it is the last one: the graphs that
+        there are go on serving.
+        """
+        ahead = self._next()
+        if ahead is None:
+            return False
+        engine, began, is_idle = self._engine, time.perf_counter(), not self._engine.scheduler.has_work
+        try:
+            self._take_times(ahead, ahead.capture(engine.device_steps))
+        except Exception as error:  # whatever it is, requests go on
+            self._left.clear()
+            self._at_once = True
+            warnings.warn(
+                f"A CUDA graph could not be captured in spare time. Requests run in the graphs that there are, and no "
+                f"more are captured: {reason_of(error)}",
+                stacklevel=2,
+            )
+        engine.last_end = None  # the next step is no measure
+        if not is_idle:
+            self._spent += time.perf_counter() - began
+        if not self._left:
+            engine.choices.autos.end_warm_up(are_all_timed=True)
+        return True
+
+    def _next(self) -> Ahead | None:
+        """What to capture now: what requests have wanted most, or else the next of the plan while there are none."""
+        engine, steps = self._engine, self._engine.device_steps
+        if self._at_once or not steps.works or not steps.stored.are_ahead:
+            return None
+        is_idle = not engine.scheduler.has_work
+        if not (is_idle or self._may_wait):
+            return None
+        wanted = next(self._wanted(), None)
+        if wanted is not None or not is_idle:
+            return wanted
+        while self._left:
+            ahead = self._left.pop(0)
+            if not ahead.is_there(steps):
+                return ahead
+        return None
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether the open requests may wait for a capture."""
+        scheduler = self._engine.scheduler
+        if scheduler.waiting or len(scheduler.active) > MOST_OPEN:
+            return False
+        if any(request.status != RequestStatus.DECODING for request in scheduler.active):
+            return False
+        spent = self._spent + self._engine.device_steps.seconds_of_capture
+        return spent <= SHARE_OF_TIME * (time.perf_counter() - self._began)
+
+    def _wanted(self) -> Iterator[Ahead]:
+        """What requests had to do without, and have wanted often."""
+        steps, autos = self._engine.device_steps, self._engine.choices.autos
+        for number, key in steps.stored.wanted:
+            if number < PATIENCE:
+                break
+            if key.kind.tree is None or key.kind in steps.asked:
+                is_timed = autos.has_times(key)
+                yield StepAhead(key, steps.asked.get(key.kind), key.size.rows, is_timed)
+        for number, prompts in steps.prompts.wanted:
+            if number >= PROMPTS_THAT_WAIT:
+                yield PromptsAhead(prompts)
+
+
+def _distinct(plan: list[Ahead]) -> list[Ahead]:
+    """The plan without what it has named before."""
+    found = dict[Any, Ahead]()
+    for ahead in plan:
+        found.setdefault(ahead.key, ahead)
+    return list(found.values())

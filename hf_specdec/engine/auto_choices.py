@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -17,6 +17,10 @@ from ..trees.candidate_choice import CandidateChoice
 from ..trees.candidate_ways import CandidateWays
 from ..trees.whole_times import WholeTimes
 from .request import Request
+
+
+if TYPE_CHECKING:
+    from .captured.step import StepKey
 
 
 class AutoChoices:
@@ -40,6 +44,7 @@ class AutoChoices:
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._own_times: dict[Any, WholeTimes] = {}
         self._is_warm = False
+        self._timed_ahead: set[Any] = set()
         self._kept_for: int | None = None
 
     def keep_captures_for(self, rows: int) -> None:
@@ -65,12 +70,40 @@ class AutoChoices:
             self._own_times.clear()
             self._auto.clear()
 
-    def end_warm_up(self) -> None:
-        """Takes note that every tree that is worth a capture has been timed."""
+    def note_times(self, key: StepKey, fewest: int, seconds: Sequence[float]) -> None:
+        """
+        Takes the seconds of runs of a step that was captured ahead as those of steps with `fewest` requests and more,
+        as many as it has rows.
+        """
+        number = 1 << (fewest - 1).bit_length()
+        while number < 2 * key.size.rows:
+            for draws in self._draws_of(key):
+                kind = ("in flight", number, draws)
+                self._timed_ahead.add(kind)
+                for one in seconds:
+                    self._shared_times(kind).add(key.kind.tree, one)
+            number *= 2
+
+    def has_times(self, key: StepKey) -> bool:
+        """Whether steps with as many requests as a step has rows were timed ahead."""
+        number = 1 << (key.size.rows - 1).bit_length()
+        return any(("in flight", number, draws) in self._timed_ahead for draws in self._draws_of(key))
+
+    @staticmethod
+    def _draws_of(key: StepKey) -> list[bool]:
+        """Whether requests are sampled that run in a step; both where it serves both."""
+        is_mixed = len(key.kind.kinds) > 1
+        return [is_mixed] if key.kind.tree is not None or not is_mixed else [False, True]
+
+    def end_warm_up(self, are_all_timed: bool) -> None:
+        """Takes note that trees are captured ahead alone, and whether all that are worth it have been timed."""
         self._is_warm = True
-        for choice in self._auto.values():
-            if isinstance(choice, CandidateChoice):
-                choice.times.are_complete = True
+        if are_all_timed:
+            for kind in self._timed_ahead:
+                self._shared_times(kind).are_complete = True
+            for choice in self._auto.values():
+                if isinstance(choice, CandidateChoice):
+                    choice.times.are_complete = True
 
     @contextmanager
     def keeping_advantages(self) -> Iterator[None]:

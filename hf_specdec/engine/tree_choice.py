@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -120,7 +121,8 @@ class TreeChoices:
         if self._captures is None or self.autos.are_kept:
             return
         choice.ready = self._captures.ready_trees(requests)
-        choice.seconds_of_capture = self._captures.seconds_of_capture
+        is_ahead = self._captures.stored.are_ahead  # no step waits for a capture
+        choice.seconds_of_capture = math.inf if is_ahead else self._captures.seconds_of_capture
 
     def _chosen(
         self, tree: AutoTree, requests: list[Request], rows: list[int], longest: int

@@ -6,6 +6,7 @@ repeat: graphs are captured for fixed sizes, and a forward runs in the next larg
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +63,11 @@ class PagedGraphs:
         self._seen: set[Any] = set()
         self._fingerprint: Any = None
         self._ranks = Ranks.of(model)
+        self.relies_on_larger = False
+        """
+        Whether a forward without a graph of its own runs in a larger one that there is, and prompt chunks are never
+        captured: others are, ahead of them.
+        """
 
     @classmethod
     def of(
@@ -112,6 +118,10 @@ class PagedGraphs:
         features = forward.features
         key = (forward.key, size, _key_of(nodes), None if features is None else features.boundaries)
         captured = self._graphs.get(key)
+        if captured is None and self.relies_on_larger:
+            captured = None if forward.cache.state_layers else self._larger(key, pads_queries=not _is_exact(nodes))
+            if captured is None and queries in self.prompt_widths:
+                return None
         if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
             self._seen.add(key)
             return None
@@ -129,6 +139,17 @@ class PagedGraphs:
             self._graphs[key] = captured
         return captured(forward.cache, nodes, inputs, features)
 
+    def _larger(self, key: Any, pads_queries: bool) -> PagedForward | None:
+        """The smallest graph that differs from a key in its size alone, with more room; None if there is none."""
+        _, wanted, *alike = key
+        found = [
+            (size, graph)
+            for (name, size, *others), graph in self._graphs.items()
+            if name == key[0] and others == alike and all(map(operator.ge, size, wanted))
+            if pads_queries or size[1] == wanted[1]
+        ]
+        return min(found, key=operator.itemgetter(0), default=(None, None))[1]
+
     def _give_up(self, error: Exception) -> None:
         self.works, self._failed = False, True
         self._graphs.clear()
@@ -142,9 +163,7 @@ class ForwardSize(tuple[int, int, int, int]):
     def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ForwardSize:
         """The smallest size that has room for a forward."""
         batch, queries = nodes.tokens.shape
-        # With `logits_to_keep`, the last queries must be real ones and not padding.
-        is_exact = queries > MOST_STEP_QUERIES or nodes.logits_to_keep not in (0, None)
-        room = queries if is_exact else next_size(queries)
+        room = queries if _is_exact(nodes) else next_size(queries)
         num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
         window: Any = forward.cache.write_window
         blocks = -(-(window.end + num_nodes) // window.block_size)
@@ -159,6 +178,11 @@ def next_size(number: int) -> int:
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
+
+
+def _is_exact(nodes: NodeInputs) -> bool:
+    """Whether no queries may be padded; with `logits_to_keep`, the last ones must be real ones."""
+    return nodes.tokens.shape[1] > MOST_STEP_QUERIES or nodes.logits_to_keep not in (0, None)
 
 
 def _key_of(nodes: NodeInputs) -> Any:

@@ -90,7 +90,7 @@ class Rollouts:
             if self.warmup:
                 manager = METHODS["init_continuous_batching"](self.model, generation_config, limits, **draft)
                 if not manager.was_kept:
-                    manager.warmup()
+                    manager.warmup(at_once=True)
                 keep(manager)
             options |= {"persistent_manager": True}
             outputs = METHODS["generate_batch"](

@@ -56,6 +56,7 @@ class EngineCollector(Collector):
         yield self._gauge(
             "hf_specdec:speculation_enabled", "1 if the load lets requests speculate, else 0.", int(state.speculates)
         )
+        yield self._gauge("hf_specdec:num_graphs_left", "CUDA graphs to capture in spare time.", state.num_graphs_left)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])

@@ -9,6 +9,7 @@ than the tree in use.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -105,6 +106,7 @@ class CandidateChoice(TreeChoice):
         self.ready: frozenset[Any] | None = None
         """Trees (None: no tree) for which the next step captures nothing; None if captures do not matter."""
         self.seconds_of_capture = 0.0
+        """Seconds that a capture takes; infinite where steps wait for none, since trees are captured ahead."""
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> Tree | None:
         self.tree = self._chosen()
@@ -152,7 +154,7 @@ class CandidateChoice(TreeChoice):
             self._to_try = list(self._trials)
         while self._to_try:
             tree = self._to_try.pop(0)
-            if self._may_take(tree) or not self._ready_trees:
+            if self._may_take(tree) or (not self._ready_trees and self.seconds_of_capture < math.inf):
                 return tree
         if self._planned not in (None, *self._allowed):
             self._planned = None

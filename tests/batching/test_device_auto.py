@@ -81,7 +81,7 @@ def test_auto_captures_nothing_once_it_is_warm(
         tree="auto",
         continuous_batching_config=limits(80, max_requests_per_batch=2, max_batch_tokens=64),
     )
-    manager.warmup()
+    manager.warmup(at_once=True)
     with manager:
         manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
         captures, choice = stand_in.captures, random.Random(0)
@@ -148,7 +148,7 @@ def test_auto_within_a_budget_and_beside_other_trees(
         speculative_config=SpeculativeConfig(tree=[(0, "auto"), (40, DYNAMIC)], max_step_nodes=12),
         continuous_batching_config=limits(400, max_requests_per_batch=2),
     )
-    manager.warmup()
+    manager.warmup(at_once=True)
     with warnings.catch_warnings(), manager:
         warnings.simplefilter("error")
         manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)

@@ -37,7 +37,7 @@ def test_warming_up(tree: Any, kind: str) -> None:
     manager = target.init_continuous_batching(
         assistant_model=draft, tree=tree, continuous_batching_config=limits(60, max_requests_per_batch=2)
     )
-    manager.warmup()
+    manager.warmup(at_once=True)
     with manager:
         name = manager.add_request([4, 5, 6], max_new_tokens=12)
         output = manager.get_result(name, timeout=120)

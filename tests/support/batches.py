@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +80,14 @@ def steps_to_the_end(engine: Engine) -> Iterator[list[Request]]:
                     engine.end(request)
                     ended.append(request)
         yield ended
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, which another thread sees to."""
+    end = time.monotonic() + 240
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def run_together(manager: SpeculativeBatchingManager, requests: list[Request]) -> list[list[int]]:

@@ -14,6 +14,7 @@ loads the rows and reads the report.
 - `repeats`: runs that are launched before the host has read the last one.
 - `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
 - `reports`: reading what a step reports while its next run is on its way.
+- `ahead`: captures before requests come.
 - `runner`: which steps are captured, and running them.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,8 +218,10 @@ class DevicePrompts:
         self._decoding_steps: DeviceSteps = weakref.proxy(steps)
         self._target, self._drafting = target, drafting
         self._steps: dict[PromptKey, PromptStep] = {}
-        self._seen: set[PromptKey] = set()
+        self._seen: Counter[PromptKey] = Counter()
         self._failed = False
+        self.are_ahead = False
+        """Whether steps are captured before prompts come, which are read by the next larger one, or without."""
         self.captures_at_once = False
         """Whether the first prompt of a size waits for the capture, so that no later one does."""
         self.draws_tokens = True
@@ -250,10 +253,12 @@ class DevicePrompts:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
         asked = best_asked(chunk.requests), processing_of(chunk.requests)
-        keys = [PromptKey(size, kinds, *asked) for kinds in _kinds_for(chunk.requests)]
+        keys = [PromptKey(size, kinds, *asked) for kinds in kinds_for(chunk.requests)]
+        if self.are_ahead:
+            keys = [self._chosen(key) for key in keys]
         key = next((one for one in keys if one in self._steps), keys[0])
-        is_due = self.captures_at_once or key in self._seen
-        self._seen.add(key)
+        is_due = key in self._steps if self.are_ahead else self.captures_at_once or key in self._seen
+        self._seen[key._replace(size=size)] += 1
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
             return None
         step = self._steps.pop(key, None)
@@ -262,10 +267,7 @@ class DevicePrompts:
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
         is_new = step is None
         if step is None:
-            has_head = self._target.features is not None
-            steps = self._decoding_steps
-            compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
-            step = PromptStep(self._target, self._drafting, size, has_head, compiles, *key[1:])
+            step = self._new_step(key)
         values = self._values(chunk, ends)
         step.load(chunk.requests, *values)
         if is_new:
@@ -273,14 +275,53 @@ class DevicePrompts:
             if not self._decoding_steps.capture(step):
                 return None
             step.load(chunk.requests, *values)
-        self._steps[key] = step  # last: the most recently used
-        while len(self._steps) > MOST_PROMPT_STEPS:
-            del self._steps[next(iter(self._steps))]
+        self._keep(key, step)
         report = step.launch()
         for table, end in zip(tables, ends, strict=True):
             cache.note_length(table, end)
         self._drafting.note_read(chunk.requests, ends)
         return report
+
+    def _chosen(self, wanted: PromptKey) -> PromptKey:
+        """The captured step that is to read a chunk: its own, or the smallest with more room; itself without any."""
+        size = wanted.size
+        if wanted in self._steps:
+            return wanted
+        able = [
+            key
+            for key in self._steps
+            if (key.size.lag, key.size.axes, *key[1:]) == (size.lag, size.axes, *wanted[1:])
+            and key.size.rows >= size.rows
+            and key.size.blocks >= size.blocks
+        ]
+        return min(able, key=lambda key: (key.size.rows, key.size.blocks), default=wanted)
+
+    def _new_step(self, key: PromptKey) -> PromptStep:
+        steps, has_head = self._decoding_steps, self._target.features is not None
+        compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
+        return PromptStep(self._target, self._drafting, key.size, has_head, compiles, *key[1:])
+
+    def _keep(self, key: PromptKey, step: PromptStep) -> None:
+        self._steps[key] = step  # last: the most recently used
+        while len(self._steps) > MOST_PROMPT_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def __contains__(self, key: PromptKey) -> bool:
+        return key in self._steps
+
+    @property
+    def wanted(self) -> list[tuple[int, PromptKey]]:
+        """Chunks without a step of their own, and how often they have come, the most frequent first."""
+        found = [(number, key) for key, number in self._seen.items() if key not in self._steps]
+        return sorted(found, key=lambda pair: -pair[0])
+
+    def capture_ahead(self, key: PromptKey) -> None:
+        """Captures a step before prompts come. Raises whatever keeps it from being captured."""
+        step = self._new_step(key)
+        step.load([], RowValues.of_nobody(), [])
+        step.rows.keep_nothing()
+        self._decoding_steps.record(step)
+        self._keep(key, step)
 
     def can_read(self, request: Request) -> bool:
         """Whether captured steps can do all that prefill of a request needs."""
@@ -330,7 +371,7 @@ class DevicePrompts:
         return values, starts
 
 
-def _kinds_for(requests: list[Request]) -> list[frozenset[Verifier]]:
+def kinds_for(requests: list[Request]) -> list[frozenset[Verifier]]:
     """The kinds of walks that serve the rows of a chunk, the first of which is captured if there is none."""
     wanted = frozenset(request.options.verifier(False) for request in requests)
     return [kinds for kinds in (ALL_KINDS, POSITION_KINDS) if wanted <= kinds] or [ALL_KINDS | POSITION_KINDS]

@@ -72,6 +72,11 @@ class RowValues:
     slot_steps: list[int]
     draft_temperature: list[float]
 
+    @classmethod
+    def of_nobody(cls) -> RowValues:
+        """The values of no request: all rows of the step rest."""
+        return cls([], [], [], [], [], [], [], [])
+
 
 class InFlightRows:
     """

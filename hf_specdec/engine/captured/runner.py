@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ from .walks import kinds_among
 
 
 if TYPE_CHECKING:
-    from ...drafters import Drafting
+    from ...drafters import Drafting, DraftRequest
     from ..target import InFlightTarget
 
 logger = logging.get_logger(__name__)
@@ -89,10 +89,10 @@ class DeviceSteps:
         """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
         self.works = False
         """Whether steps can be captured; see `renew`."""
-        self.read_width = 0
-        """Least width at which EAGLE heads read in every step, as in a warm-up; 0: they read when they have to."""
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
+        self.asked: dict[StepKind, DraftRequest] = {}
+        """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
         self._captures = 0
         self.seconds_of_capture = 0.3
         """Seconds that the last capture took; those of a usual one before the first."""
@@ -107,9 +107,21 @@ class DeviceSteps:
         self._steps.capture_no_size_twice()
         self._reads_at_once = True
 
-    def capturing_every_size(self) -> AbstractContextManager[None]:
-        """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
-        return self._steps.capturing_every_size()
+    def rely_on_larger(self) -> None:
+        """
+        From now on, steps and prompts run in the next larger graph that there is, and none is captured in its place:
+        graphs are captured ahead (`ahead.py`). What no graph can run is captured when it comes, as before.
+        """
+        self._steps.rely_on_larger()
+        self.prompts.are_ahead = True
+        for cache in (self._target.cache, self._drafting.cache):
+            if cache is not None and cache.graphs is not None:
+                cache.graphs.relies_on_larger = True
+
+    @property
+    def stored(self) -> CapturedSteps:
+        """The captured decoding steps."""
+        return self._steps
 
     def ready_trees(self, requests: list[Request]) -> frozenset[TokenTree | DynamicTree | None]:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
@@ -258,13 +270,37 @@ class DeviceSteps:
     def _launch(self, part: StepPart) -> InFlightStep | None:
         """Starts the step of a part's rows and returns it; None if its capture failed."""
         num_rows = next_size(max(self.fewest_rows, len(part.own)))
-        lag, values = self._values.of(part, self.read_width or self._new_width(part), num_rows)
+        lag, values = self._values.of(part, self._new_width(part), num_rows)
+        size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
+        part.wanted = StepKey(self._kind_of(part, values.kinds), size)
+        step = part.step = self._step_for(part.wanted, part, values)
+        if step is not None:
+            part.load_calibration()
+            step.launch()
+        return step
+
+    def key_for(self, part: StepPart, rows: int, fewest: int, blocks: int, read_width: int = 0) -> StepKey:
+        """
+        Kind and size of a step with rows like those of a part.
+
+        Args:
+            part (`StepPart`): the rows; their number does not matter.
+            rows (`int`), blocks (`int`): those of the size.
+            fewest (`int`): fewest rows that are to run in such a step, which may have further tokens to read.
+            read_width (`int`): width at which a head reads in the step; 0: it need not.
+        """
+        drafted = len(part.drafted)
+        kinds = [one.options.verifier(part.draws and place < drafted) for place, one in enumerate(part.own)]
+        lag = read_width or self._values.lag_of(part, next_size(fewest))
+        return StepKey(self._kind_of(part, kinds), StepSize(rows, blocks, part.depth, lag))
+
+    def _kind_of(self, part: StepPart, kinds: list[Verifier]) -> StepKind:
         tests = part.draws and not part.by_position
-        kinds = kinds_among(values.kinds, tests) if self.mixes_rows else frozenset(values.kinds)
-        filtered = part.own if Verifier.BY_POSITION in kinds else part.of(part.drafted) if part.draws else []
-        kind = StepKind(
+        found = kinds_among(kinds, tests) if self.mixes_rows else frozenset(kinds)
+        filtered = part.own if Verifier.BY_POSITION in found else part.of(part.drafted) if part.draws else []
+        return StepKind(
             tree=part.tree,
-            kinds=kinds,
+            kinds=found,
             has_seeds=self.mixes_rows,
             draws=part.draws,
             is_filtered=filters_by_kernels(filtered),
@@ -278,13 +314,6 @@ class DeviceSteps:
             compiles_whole=self.compiles_whole,
             best=best_asked(part.own),
         )
-        size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
-        part.wanted = StepKey(kind, size)
-        step = part.step = self._step_for(part.wanted, part, values)
-        if step is not None:
-            part.load_calibration()
-            step.launch()
-        return step
 
     def _new_width(self, part: StepPart) -> int:
         """A width at which a head has not read yet, where it is to read at each at once; else 0."""
@@ -304,8 +333,7 @@ class DeviceSteps:
         step = self._steps.get(key)
         is_new = step is None
         if step is None:
-            asked = part.groups[0].asked if part.groups else None
-            step = InFlightStep(self._target, self._drafting, key, asked)
+            step = self.new_step(key, part.groups[0].asked if part.groups else None)
         step.load(own, values)
         if is_new:
             step.rows.keep_nothing()  # a capture may run the step twice, and features are read first
@@ -318,33 +346,47 @@ class DeviceSteps:
             self._steps.add(key, step)
         return step
 
+    def new_step(self, key: StepKey, asked: DraftRequest | None) -> InFlightStep:
+        """A step of a kind and size that is yet to be captured; `asked` says how its trees are drafted."""
+        if asked is not None and self._steps.are_ahead:
+            self.asked[key.kind] = replace(asked, refine=None)  # which refers to the engine
+        return InFlightStep(self._target, self._drafting, key, asked)
+
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
-        self.deliver_results()  # results would have to wait for the capture
-        start = time.perf_counter()
         compiles = step.compiles
         if compiles and self._captures == 0:
             name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
-            with captured_together(self._ranks), any_number_of_shapes() if compiles else nullcontext():
-                step.capture(RECORDERS[self._target.device.type], self._pool)
+            self.record(step)
         except Exception as error:  # for whatever reason: requests run without captured steps
-            if compiles:
-                self.compiles = False
-            elif not step.is_vital:
-                self.prompts.give_up()
-            else:
-                self.works, self.has_failed = False, True
-                self._steps.clear()
-                self.prompts.give_up()
-            what = "compiled" if compiles else "captured in a CUDA graph"
-            warn_of_failed_capture(self._target.model, error, "A step", what)
+            self.note_failure(error, compiles, step.is_vital)
             return False
-        self._captures += 1
-        if not compiles or self._captures > 1:  # the first one compiles for all
-            self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]
         return True
+
+    def note_failure(self, error: Exception, compiled: bool, is_vital: bool) -> None:
+        """Ends captures after one that has failed, or those of prompts alone, or if it was compiled, compilation."""
+        if compiled:
+            self.compiles = False
+        elif not is_vital:
+            self.prompts.give_up()
+        else:
+            self.works, self.has_failed = False, True
+            self._steps.clear()
+            self.prompts.give_up()
+        what = "compiled" if compiled else "captured in a CUDA graph"
+        warn_of_failed_capture(self._target.model, error, "A step", what)
+
+    def record(self, step: CapturedStep) -> None:
+        """Captures a step with rows loaded. Raises whatever keeps it from being captured."""
+        self.deliver_results()  # results would have to wait for the capture
+        start = time.perf_counter()
+        with captured_together(self._ranks), any_number_of_shapes() if step.compiles else nullcontext():
+            step.capture(RECORDERS[self._target.device.type], self._pool)
+        self._captures += 1
+        if not step.compiles or self._captures > 1:  # the first one compiles for all
+            self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]
 
     def _note(self, part: StepPart, outcome: Outcome) -> None:
         """Takes note of what the draft has read in a part's step."""

@@ -71,12 +71,19 @@ class StepKind:
 
     def stands_in_for(self, wanted: StepKind) -> bool:
         """
-        Whether steps of this kind can run the rows of another: with filters, which may be off in any row, with best
-        tokens, or with further processors if they have any.
+        Whether steps of this kind can run the rows of another: with more kinds of verification, with filters, which
+        may be off in any row, with best tokens, or with further processors if they have any.
         """
-        alike = replace(self, is_filtered=wanted.is_filtered, best=wanted.best, processing=wanted.processing)
+        alike = replace(
+            self,
+            kinds=wanted.kinds,
+            is_filtered=wanted.is_filtered,
+            best=wanted.best,
+            processing=wanted.processing,
+        )
         return (
             alike == wanted
+            and self.kinds >= wanted.kinds
             and self.is_filtered >= wanted.is_filtered
             and (self.best == wanted.best or (wanted.best == 0 and self.best == MOST_BEST))
             and self.processes(wanted.processing)

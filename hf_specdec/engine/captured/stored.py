@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...trees import DynamicTree, TokenTree
@@ -38,25 +37,29 @@ class CapturedSteps:
         self._steps: dict[StepKey, InFlightStep] = {}
         self._seen: Counter[StepKey] = Counter()
         self._patience: float = PATIENCE
+        self._detour: float = LARGEST_DETOUR
+        self.are_ahead = False
+        """Whether graphs are captured before they are needed; see `rely_on_larger`."""
 
     def capture_no_size_twice(self) -> None:
         """From now on, larger graphs stand in for ever: a call does not wait for a capture in its midst."""
         self._patience = math.inf
+
+    def rely_on_larger(self) -> None:
+        """From now on, any larger graph stands in for ever, and graphs of the right sizes are captured ahead."""
+        self.are_ahead, self._patience, self._detour = True, math.inf, math.inf
+
+    @property
+    def wanted(self) -> list[tuple[int, StepKey]]:
+        """Kinds and sizes without a graph of their own, and how often they have come, the most frequent first."""
+        found = [(number, key) for key, number in self._seen.items() if key not in self._steps]
+        return sorted(found, key=lambda pair: -pair[0])
 
     def __iter__(self) -> Iterator[StepKey]:
         return iter(self._steps)
 
     def __len__(self) -> int:
         return len(self._steps)
-
-    @contextmanager
-    def capturing_every_size(self) -> Iterator[None]:
-        """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
-        patience, self._patience = self._patience, 0
-        try:
-            yield
-        finally:
-            self._patience = patience
 
     def chosen(self, wanted: StepKey) -> StepKey:
         """
@@ -66,14 +69,14 @@ class CapturedSteps:
         if wanted in self._steps or not self._may_stand_in(wanted):
             return wanted
         size = wanted.size
-        most_blocks = math.inf if wanted.kind.compiles_whole else LARGEST_DETOUR * size.blocks
+        most_blocks = math.inf if wanted.kind.compiles_whole else self._detour * size.blocks
         able = [
             key
             for key in self._steps
             if key.kind.stands_in_for(wanted.kind)
             and size.axes == key.size.axes
             and size.lag <= key.size.lag
-            and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
+            and size.rows <= key.size.rows <= self._detour * size.rows
             and size.blocks <= key.size.blocks <= most_blocks
         ]
         if not able:
@@ -96,20 +99,22 @@ class CapturedSteps:
             key.kind.tree
             for key in self._steps
             if not key.kind.reads
-            and (len(key.kind.kinds) > 1) == draws
+            and (len(key.kind.kinds) > 1 if draws else not key.kind.draws)
             and key.kind.best == best
             and key.kind.has_grammars == has_grammars
             and key.kind.processes(processing)
-            and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
-            and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
+            and size.rows <= key.size.rows <= self._detour * size.rows
+            and size.blocks <= key.size.blocks <= self._detour * size.blocks
         )
 
     def may_repeat(self, wanted: StepKey) -> bool:
         """
         Whether rows of this kind and size may stay in the graph that runs them: their own, or a larger one as long as
-        that may stand in.
+        that may stand in. Now and then they may not, so that the caller can capture their own graph between steps.
         """
-        return wanted in self._steps or self._may_stand_in(wanted)
+        if wanted in self._steps:
+            return True
+        return self._may_stand_in(wanted) and not (self.are_ahead and self._seen[wanted] % PATIENCE == 0)
 
     def _may_stand_in(self, wanted: StepKey) -> bool:
         """Counts an occurrence of a key without a graph. Returns whether a larger graph may still run it."""

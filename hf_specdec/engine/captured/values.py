@@ -39,7 +39,7 @@ class ValuesOfRows:
             read_width (`int`): least width at which heads read in every step; 0: they read when they have to.
             size (`int`): number of rows of the captured step, which stays as rows come and go.
         """
-        lag, waits = self._lag_of(part, size), self._waiting(part)
+        lag, waits = self.lag_of(part, size), self._waiting(part)
         if self._reads_first(part, lag, waits, read_width):
             part.defer([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             store: Any = self._drafting.features
@@ -69,7 +69,7 @@ class ValuesOfRows:
             draft_temperature=part.draft_temperature,
         )
 
-    def _lag_of(self, part: StepPart, size: int) -> int:
+    def lag_of(self, part: StepPart, size: int) -> int:
         """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
         # An earlier tree of the request may have been deeper, as with a schedule.
         plans = [request.options.plan for request in part.of(part.drafted)]

@@ -35,6 +35,7 @@ def run(options: EngineOptions, connection: Connection) -> None:
         connection.send(NotServed(error.option, error.reason))
         return
     let_steps_go_first()
+    tell("Compiling and capturing the first CUDA graphs." if options.speculative_config.compile else "Warming up.")
     manager.warmup()
     with manager:
         EngineServer(manager, tokenizer, connection, when_warm=None if kept is None else kept.note).serve()
