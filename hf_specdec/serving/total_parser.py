@@ -11,6 +11,7 @@ from transformers.cli.serving.utils import ToolCall
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.content_parsers import STREAMABLE_PARSERS
 
+from .calls.python_reading import IS_PYTHON, calls_in_python
 from .reasoning import FIELDS
 
 
@@ -115,7 +116,7 @@ class TotalParser(ResponseParser):
             self._check_tags(field, body)
             super()._close_current(events)
             if field == "tool_calls" and len(events) > before:
-                calls = events[-1]["value"] = calls_in(events[-1]["value"])
+                calls = events[-1]["value"] = calls_in(self._in_python(events[-1]["value"]))
                 if not self._opening.strip():  # bare JSON, which may be anything
                     self._check_names(calls)
         except Exception:  # whatever a field's parser makes of what a model writes
@@ -125,6 +126,12 @@ class TotalParser(ResponseParser):
             events.append({"type": "raw", "field": field, "text": body})
             self._reset_to_implicit()
         self._pieces.clear()
+
+    def _in_python(self, value: Any) -> Any:
+        """What a field of calls has, with calls that are in Python as those of other forms."""
+        if IS_PYTHON not in self._spec.fields["tool_calls"].content_args:
+            return value
+        return self._coerce_tool_calls(calls_in_python(value))
 
     def _check_names(self, calls: list[ToolCall]) -> None:
         """Raises for calls of functions that the request does not have."""

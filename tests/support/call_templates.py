@@ -31,6 +31,20 @@ _LLAMA_CALL = (
     "{{ call.function.arguments | tojson }}{{ '}' }}"
 )
 
+_ARGUMENTS = (
+    "{% for key, value in call.function.arguments.items() %}{{ '' if loop.first else ', ' }}"
+    "{{ key + '=' }}VALUE{% endfor %}"
+)
+
+
+def _python(value: str) -> str:
+    return "{{ call.function.name + '(' }}" + _ARGUMENTS.replace("VALUE", value) + "{{ ')' }}"
+
+
+_QUOTED = _python("{{ value | tojson }}")
+_SINGLE = _python('{{ "\'" + value + "\'" if value is string else value | tojson }}')
+_BARE = _python("{{ '%s' | format(value) }}")
+
 
 def _template(begins: str, call: str, ends: str, between: str = "") -> str:
     calls = (
@@ -46,6 +60,13 @@ TEMPLATES = {
     "qwen3": _template(QWEN, _QWEN_CALL, "<|im_end|>\n", "\n"),
     "qwen3_5": _template(QWEN, _TAGS, "<|im_end|>\n", "\n"),
     "gemma4": _template("<|turn>model\n", _GEMMA_CALL, "<turn|>\n"),
+    "python": _template(QWEN, "{{ '[' if loop.first }}" + _QUOTED + "{{ ']' if loop.last }}", "<|im_end|>\n", ", "),
+    "lfm2": _template(
+        QWEN,
+        "{{ '<|tool_call_start|>[' if loop.first }}" + _SINGLE + "{{ ']<|tool_call_end|>' if loop.last }}",
+        "<|im_end|>\n",
+        ", ",
+    ),
     "llama": _template("<|head|>assistant\n\n", _ONE + _LLAMA_CALL, "<|im_end|>"),
 }
 """By the model's type."""
@@ -65,6 +86,10 @@ def _headed(first: str, last: str, mark: str, call: str) -> str:
     return _shape(begins, begins + mark, call, "<|im_end|>", asks=asks)
 
 
+def _listed(call: str, opening: str = "[", closing: str = "]") -> str:
+    return f"{{{{ {opening!r} if loop.first }}}}{call}{{{{ {closing!r} if loop.last }}}}"
+
+
 _THOUGHT = "<think>\n\n</think>\n\n"
 _LLAMA3 = "start_header_id", "end_header_id"
 SHAPES = {
@@ -81,3 +106,31 @@ SHAPES = {
     ),
 }
 """The model's type, and a chat template that writes calls where and as the published one of these models does."""
+_LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+_ASKED = (
+    "{% if tools %}{{ 'Write [func_name1(params_name1=params_value1, params_name2=params_value2...), f(params)].' }}"
+    "{% endif %}"
+)
+PYTHON_SHAPES = {
+    "Llama 3.2": (_shape(_LLAMA, _LLAMA, _listed(_BARE), "<|im_end|>", ", "), "[", "]", ", ", '"'),
+    "LFM2": (
+        _shape(QWEN, QWEN, _listed(_SINGLE, "<|tool_call_start|>[", "]<|tool_call_end|>"), "<|im_end|>\n", ", "),
+        "<|tool_call_start|>[",
+        "]<|tool_call_end|>",
+        ", ",
+        "'",
+    ),
+    "OLMo 3": (
+        _shape(QWEN, QWEN, _listed(_QUOTED, "<function_calls>", "</function_calls>"), "<|im_end|>\n", "\n"),
+        "<function_calls>",
+        "</function_calls>",
+        "\n",
+        '"',
+    ),
+    "asked for": (_ASKED + _shape(_LLAMA, _LLAMA, "", "<|im_end|>"), "[", "]", ", ", '"'),
+    "asked for, beside JSON": (_ASKED + _shape(_LLAMA, _LLAMA, _ONE + _LLAMA_CALL, "<|im_end|>"), "[", "]", ", ", '"'),
+}
+"""
+A chat template that writes calls in Python as published ones do, or asks for them; what is around them, what is
+between two, and what is around strings.
+"""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from .lark import Lark
 from .schemas import arguments_of, at, moved, name_of, with_definitions
+from .values import Values
 
 
 Written = Callable[[dict[str, Any]], str]
@@ -174,7 +175,7 @@ def _may_be_text(schema: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class MarkedForm:
+class MarkedForm(Values):
     """
     An object whose keys have no quotes, and whose strings have marks in their place.
 
@@ -213,61 +214,19 @@ class MarkedForm:
         parts = lark.literal(name_of(tool).join(self.opening)), self._value(lark, root, root)
         return " ".join([*parts, lark.literal(self.closing)])
 
-    def _value(self, lark: Lark, schema: Any, root: Mapping[str, Any]) -> str:
-        found = schema if isinstance(schema, dict) else {}
-        if "$ref" in found:
-            place = f"{id(root)} {found['$ref']}"
-            return lark.rule_of(place, lambda: self._value(lark, at(root, found["$ref"]), root))
-        if (chosen := found.get("enum", [found["const"]] if "const" in found else None)) is not None:
-            return lark.rule(" | ".join(lark.literal(self._written(one)) for one in chosen))
-        if some := found.get("anyOf") or found.get("oneOf"):
-            return lark.rule(" | ".join(self._value(lark, one, root) for one in some))
-        kind = found.get("type") or ["string", "number", "boolean", "null", "array", "object"]
-        if isinstance(kind, list):
-            return lark.rule(" | ".join(self._value(lark, found | {"type": one}, root) for one in kind))
-        if kind == "string":
-            mark = lark.literal(self.mark)
-            return lark.rule(f"{mark} {lark.text([self.mark, self.closing], found)} {mark}")
-        if kind == "array":
-            return self._array(lark, found, root)
-        return self._object(lark, found, root) if kind == "object" else lark.json(found)
+    def _string(self, lark: Lark, schema: Mapping[str, Any]) -> str:
+        mark = lark.literal(self.mark)
+        return lark.rule(f"{mark} {lark.text([self.mark, self.closing], schema)} {mark}")
 
-    def _array(self, lark: Lark, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        item = lark.rule_of(f"item {id(schema)}", lambda: self._value(lark, schema.get("items"), root))
-        if most == 0:
-            return lark.literal("[]")
-        items = f'{item} ("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
-        return lark.rule(f'"[" {items if least else f"({items})?"} "]"')
-
-    def _object(self, lark: Lark, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    def _pairs(self, properties: Mapping[str, Any]) -> list[tuple[str, str]]:
         if wrong := [key for key in properties if not (key.isidentifier() and key.isascii())]:
             raise ValueError(
                 f"the model writes keys without quotes, but {wrong[0]!r} has other characters than letters"
             )
-        pairs = [
-            (lark.rule(f"{lark.literal(key + ':')} {self._value(lark, properties[key], root)}"), key in required)
-            for key in (sorted(properties) if self.is_sorted else properties)
-        ]
-        return lark.rule(f'"{{" {_some_of(lark, pairs)} "}}"')
+        return [(key, f"{key}:") for key in (sorted(properties) if self.is_sorted else properties)]
 
     def _written(self, value: Any) -> str:
         return f"{self.mark}{value}{self.mark}" if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _some_of(lark: Lark, pairs: list[tuple[str, bool]]) -> str:
-    """The pairs of an object with commas between them, of which some may be missing."""
-    if not pairs:
-        return ""
-    (first, is_required), rest = pairs[0], pairs[1:]
-    whole = " ".join([first, *(f'"," {rule}' if must else f'("," {rule})?' for rule, must in rest)])
-    if is_required:
-        return whole
-    others = _some_of(lark, rest)
-    if any(must for _, must in rest):
-        return f"({whole} | {lark.rule(others)})"
-    return f"({whole}{f' | {others}' if others else ''})?"
 
 
 FORMS: tuple[Any, ...] = (JsonForm, TagForm, MarkedForm)

@@ -54,20 +54,32 @@ class Lark:
 
     def text(self, without: Iterable[str], schema: Mapping[str, Any], end: str = "") -> str:
         """Any text in which none of some strings is, of a string's schema, and the end of it."""
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        pattern = [rf"/(?s:.{{{least},{most}}})/" if least or most != "" else r"/(?s:.*)/"]
-        if isinstance(own := schema.get("pattern"), str):
-            begins, ends = own.startswith("^"), own.endswith("$") and not own.endswith("\\$")
-            own = own[begins : len(own) - ends]
-            own = f"{'' if begins else '(?s:.*)'}({own}){'' if ends else '(?s:.*)'}"
-            pattern.append("/" + re.sub(r"(?<!\\)/", r"\\/", own) + "/")
+        pattern = _patterns("(?s:.)", schema)
         excluded = "|".join(re.escape(one).replace("/", r"\/") for one in without)
         name = f"T{len(self._rules)}"
         self._rules.append(f"{name}: {' & '.join(pattern)} & ~/(?s:.*)({excluded})(?s:.*)/")
         return self.rule(f"{name} {self.literal(end)}", "[lazy]") if end else name
+
+    def letters(self, letter: str, schema: Mapping[str, Any]) -> str:
+        """Any text of such letters, each of which a pattern matches, of a string's schema."""
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {' & '.join(_patterns(f'({letter})', schema))}")
+        return name
 
     def grammar(self, start: str) -> str:
         """The grammar of texts that begin with this."""
         from llguidance import LLMatcher
 
         return LLMatcher.grammar_from_lark("\n".join([f"{OPTIONS} {{}}", f"start: {start}", *self._rules]))
+
+
+def _patterns(letter: str, schema: Mapping[str, Any]) -> list[str]:
+    """Patterns that a text of such letters must match all of by its schema."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    found = [f"/{letter}{{{least},{most}}}/" if least or most != "" else f"/{letter}*/"]
+    if isinstance(own := schema.get("pattern"), str):
+        begins, ends = own.startswith("^"), own.endswith("$") and not own.endswith("\\$")
+        own = own[begins : len(own) - ends]
+        own = f"{'' if begins else '(?s:.*)'}({own}){'' if ends else '(?s:.*)'}"
+        found.append("/" + re.sub(r"(?<!\\)/", r"\/", own) + "/")
+    return found

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.cli.serving.utils import get_response_template
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from ...grammar import special_tokens
 from .forms import EXAMPLE, FORMS, Form, JsonForm, TagForm
 from .lark import Lark
+from .python_form import PythonForm
 from .reading import Demanded
 from .schemas import arguments_of, name_of
-from .templates import known_templates
+from .templates import bare_json, known_templates, python_calls
 
 
 Render = Callable[..., str]
@@ -63,7 +65,29 @@ class CallSyntax:
         except Exception:  # whatever a template makes of what it does not expect
             return None
         before, ends = "" if before == prompt else before, _ends(tokenizer, model)
-        for template in known_templates(tokenizer, model, before, ends):
+
+        def in_python(form: PythonForm | None) -> CallSyntax | None:
+            if form is None or not (before or own):
+                return None
+            return cls(python_calls(form, own, before, ends), form, form.separator, tokenizer)
+
+        own = get_response_template(tokenizer, model)
+        if own is not None and load_response_template(own).start_anchor_re.search(prompt) is None:
+            own = None  # of another chat template
+        bare = [bare_json(before, ends, arguments) for arguments in ("parameters", "arguments") if before]
+        return (
+            in_python(PythonForm.of(written, ends))
+            or cls._read_by(known_templates(tokenizer, model), written, ends, tokenizer)
+            or in_python(PythonForm.asked_for(prompt, render(asks, add_generation_prompt=True)))
+            or cls._read_by(bare, written, ends, tokenizer)
+        )
+
+    @classmethod
+    def _read_by(
+        cls, templates: Iterable[dict[str, Any]], written: _Written, ends: list[str], tokenizer: Any
+    ) -> CallSyntax | None:
+        """The syntax of calls that one of these response templates reads."""
+        for template in templates:
             spec = load_response_template(template)
             field = spec.fields.get("tool_calls")
             if field is None or field.open_re is None:
@@ -93,7 +117,13 @@ class CallSyntax:
         call = self.form.call(lark, tools)
         more = "" if is_one or self.separator is None else f" ({lark.literal(self.separator)} {call})*"
         lines = r"/\n{0,2}/ " if may_begin_lines else ""
-        return lark.grammar(f"{lines}{call}{more}")
+        opening, closing = map(lark.literal, self._around)
+        return lark.grammar(f"{lines}{opening} {call}{more} {closing}")
+
+    @property
+    def _around(self) -> tuple[str, str]:
+        """What is around all calls."""
+        return (self.form.opening, self.form.closing) if isinstance(self.form, PythonForm) else ("", "")
 
     def demanded(self, tools: Sequence[Mapping[str, Any]], is_named: bool, in_pieces: bool) -> Demanded:
         """How calls of these tools are read that a grammar demands."""
@@ -123,8 +153,14 @@ class _Written:
 
     def __call__(self, *arguments: dict[str, Any]) -> str:
         calls = [{"type": "function", "function": {"name": EXAMPLE, "arguments": one}} for one in arguments]
-        said = {"role": "assistant", "content": "", "tool_calls": calls}
-        text = self._render([*self._asks, said], tools=self._tools, add_generation_prompt=False)
+        return self._of({"role": "assistant", "content": "", "tool_calls": calls})
+
+    def said(self, content: str) -> str:
+        """What it writes of an answer without calls."""
+        return self._of({"role": "assistant", "content": content})
+
+    def _of(self, message: dict[str, Any]) -> str:
+        text = self._render([*self._asks, message], tools=self._tools, add_generation_prompt=False)
         return text.rpartition(_ASKS)[2] if _ASKS in text else text
 
 
