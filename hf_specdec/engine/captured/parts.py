@@ -175,6 +175,8 @@ class Outcome:
             if error is None:
                 own = tokens[: accepted + 1]
                 found, error = constrained(part.requests[row], own, partial(part.step.logits_at, place))
+                if 0 < len(found) <= accepted:
+                    part.step.keep_until(place, len(found) - 1, part.requests[row])
             if error is not None:
                 self.errors[row] = error
             self.walk.paths[row] = path[1 : len(found)]

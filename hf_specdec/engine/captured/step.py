@@ -140,6 +140,8 @@ class InFlightStep(CapturedStep):
         """When the last run was launched (`time.perf_counter`)."""
         self._store = drafting.features
         self._features: list[torch.Tensor] = []
+        self._features_of_path: list[torch.Tensor] = []
+        """Where rows have grammars, and the store holds the newest features alone: those of the accepted path."""
         self._logits: list[torch.Tensor] = []
 
     @property
@@ -153,6 +155,15 @@ class InFlightStep(CapturedStep):
     def logits_at(self, row: int, place: int) -> torch.Tensor:
         """Logits of the last run at a place of a row's accepted path, the root's first, `[vocab]`."""
         return self._logits[0][row, place]
+
+    def keep_until(self, row: int, place: int, request: Request) -> None:
+        """
+        Takes note that a request takes the nodes of its row's accepted path in the last run only up to a place: a
+        store of the newest features alone has that of this node, and not that of the last one which the run accepted.
+        """
+        if self._features_of_path:
+            store: Any = self._store
+            store.put_last([request], self._features_of_path[0][row, place][None])
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]
@@ -213,6 +224,10 @@ class InFlightStep(CapturedStep):
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
             if self._store is not None:
+                if self.kind.has_grammars and not self._store.slot_step:
+                    if not self._features_of_path:
+                        self._features_of_path.append(torch.empty_like(kept))
+                    self._features_of_path[0].copy_(kept)
                 self._store.write(rows.slots, kept, accepted.masked_fill(is_nan, -1))
             else:
                 if not self._features:
