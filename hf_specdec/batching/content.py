@@ -23,7 +23,7 @@ def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]
     What a prompt's inputs beside its tokens (`checked_inputs`) say, and where; None if it is not known where. Those
     with an integer for each token say by it that something stands there: `mm_token_type_ids`, for one.
     """
-    by_token = {name: value for name, value in values.items() if _is_by_token(value, len(prompt))}
+    by_token = {name: value for name, value in values.items() if is_by_token(value, len(prompt))}
     special = {token for config in _configs(model.config) for token in _special_tokens(config)}
     places = {place for place, token in enumerate(prompt) if token in special}
     for value in by_token.values():
@@ -42,7 +42,8 @@ def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]
     return Content(said.digest(), first, end)
 
 
-def _is_by_token(value: Any, num_tokens: int) -> bool:
+def is_by_token(value: Any, num_tokens: int) -> bool:
+    """Whether an input has an integer for each token of a prompt."""
     is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
     return is_tensor and not value.is_floating_point() and value.numel() == value.shape[-1] == num_tokens
 

@@ -24,6 +24,7 @@ from ..generation.inherited import idle_options_of, tell_set_aside
 from ..models.structure import execution_device
 from ..plan import SpeculationPlan
 from ..verification.processor_kinds import READS_SCORES_ONLY
+from .content import is_by_token
 
 
 _OF_THE_MANAGER = ("tree", "speculative_config")
@@ -214,14 +215,22 @@ def prepare_options(
     return Prepared(config, processors, criteria, clocks[0] if clocks else None)
 
 
-def prepare_inputs(model: Any, prompt: list[int], values: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
+def prepare_inputs(
+    model: Any, prompt: list[int], values: dict[str, Any], num_tokens: int | None = None
+) -> tuple[GenerationConfig, dict[str, Any]]:
     """
     Generation config and keyword arguments that `generate` hands to a decoding method for a prompt with inputs beside
-    its tokens, `values`: it may encode images already.
+    its tokens, `values`, or for its first `num_tokens` tokens: it may encode images already.
 
     Raises:
         ValueError: for inputs that `generate` refuses.
     """
+    if num_tokens is not None:
+        values = {
+            name: value[..., :num_tokens] if is_by_token(value, len(prompt)) else value
+            for name, value in values.items()
+        }
+        prompt = prompt[:num_tokens]
     device, own = execution_device(model), model.generation_config
     options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1}
     options |= idle_options_of(model)

@@ -10,7 +10,7 @@ import torch
 
 
 LEAST_LEAD = 16
-"""Fewest tokens before an image that are read by themselves."""
+"""Fewest tokens before or behind an image that are read by themselves."""
 
 
 class Content(NamedTuple):
@@ -31,27 +31,31 @@ class Content(NamedTuple):
 @dataclass(eq=False)
 class Leads:
     """
-    Whether the text before a prompt's first image may be read before the rest, as other texts. One for all prompts of
-    a model.
+    Whether the text around a prompt's images may be read apart from them, as other texts. One for all prompts of a
+    model.
 
     Args:
-        work (`bool`, *optional*): whether the model then reads the rest as together with it; None if not known yet.
+        work (`bool`, *optional*): whether the model reads images behind text that was read before as together with it;
+            None if not known yet.
+        end (`bool`, *optional*): whether it reads a prompt up to its images as with the text behind them.
     """
 
     work: bool | None = None
+    end: bool | None = None
 
 
 @dataclass(eq=False)
 class PromptInputs:
     """
     Inputs of a prompt beside its tokens. The model reads such a prompt as in plain `generate`: whole, or from its
-    first image on; and alone, or together with others that have the same `PromptInputs`.
+    first image on, and to its end, or to the last image at least; and alone, or together with others that have the
+    same `PromptInputs`.
 
     Args:
         values (`dict[str, Any]`): keyword arguments of the model's forward. Their tensors lie on the host: many
             requests may wait.
-        prepare (`Callable`): called with `values` when the prompt is read; returns the generation config and keyword
-            arguments that `generate` hands to a decoding method.
+        prepare (`Callable`): called with `values` when the prompt is read, and with a number of tokens if only so many
+            are; returns the generation config and keyword arguments that `generate` hands to a decoding method.
         tokens (`torch.Tensor` of shape `[requests, columns]`, int64, *optional*): the prompts of all requests, padded
             on the left, as the model reads them. None for the one request's own.
         content (`Content`, *optional*): what the prompt may share with others; None if it shares nothing.
@@ -61,7 +65,7 @@ class PromptInputs:
     """
 
     values: dict[str, Any]
-    prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
+    prepare: Callable[[dict[str, Any], int | None], tuple[Any, dict[str, Any]]]
     tokens: torch.Tensor | None = None
     content: Content | None = None
     leads: Leads = field(default_factory=Leads)
@@ -77,3 +81,17 @@ class PromptInputs:
     def num_lead(self) -> int:
         """Tokens at the start of the prompt that are read as text, before the rest."""
         return self.content.first if self.content is not None and self.has_lead and self.leads.work else 0
+
+    def end_of_whole(self, num_tokens: int, first: int, most: int) -> int:
+        """
+        The end of what is read in one forward with the images.
+
+        Args:
+            num_tokens (`int`): tokens of the prompt.
+            first (`int`): those that have been read.
+            most (`int`): most to be read at once, if images let them.
+        """
+        if self.content is None or not self.leads.end:
+            return num_tokens
+        end = max(self.content.end, first + most)
+        return end if num_tokens - end >= LEAST_LEAD else num_tokens

@@ -30,7 +30,8 @@ class Chunk:
         width (`int`, *optional*): number of forwarded tokens of each row, for which there may be a CUDA graph. None:
             all rows are padded to the longest.
         is_whole (`bool`, *optional*, defaults to `False`): whether it is the whole prompts of the requests with the
-            same `PromptInputs`, or all that is left of one, which the model reads as in plain `generate`.
+            same `PromptInputs`, or of one what is left up to its images at least, which the model reads as in plain
+            `generate`.
     """
 
     requests: list[Request]
@@ -160,7 +161,7 @@ class Scheduler:
             if request.inputs is None or self.prefixes.waits(request) or not self._is_read_whole(request):
                 continue  # the last with another
             together = [one for one in self.active if one.inputs is request.inputs]
-            counts = [len(one.prompt) - self.cache.length_of(one.table) for one in together]
+            counts = [self._num_whole(one) for one in together]
             whole = Chunk(together, counts, is_whole=True)
             # One that is longer than a step may read is read all the same.
             if whole.num_tokens <= left or left == self.chunk_size:
@@ -189,8 +190,14 @@ class Scheduler:
         self.prefixes.copy()
         return unread
 
+    def _num_whole(self, request: Request) -> int:
+        """Tokens of a request that are read in one forward with its images."""
+        length = self.cache.length_of(request.table)
+        assert request.inputs is not None
+        return request.inputs.end_of_whole(len(request.prompt), length, self.chunk_size) - length
+
     def _is_read_whole(self, request: Request) -> bool:
-        """Whether the next that is read of a request is all that is left of its prompt; see `PromptInputs`."""
+        """Whether the next that is read of a request has its images, or is all of its prompt; see `PromptInputs`."""
         is_unread = request.status == RequestStatus.PREFILLING
         return is_unread and request.num_lead <= self.cache.length_of(request.table) < request.num_read_whole
 

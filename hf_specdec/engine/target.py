@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..adapters import RequestAdapters
@@ -29,6 +29,7 @@ from ..models.structure import execution_device
 from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import DraftTree
+from .prompt_inputs import LEAST_LEAD, Content, PromptInputs
 from .request import Request
 from .scheduler import Chunk
 
@@ -91,7 +92,7 @@ class InFlightTarget(TreeTarget):
         """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
         self.seat(chunk.requests)
         if chunk.is_whole:
-            return self._read_whole(chunk.requests)
+            return self._read_whole(chunk.requests, chunk.counts)
         starts, counts = self.cache.lengths, chunk.counts
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         is_padded = self._is_padded(chunk)
@@ -106,20 +107,21 @@ class InFlightTarget(TreeTarget):
         widths = [width for width in self.widths()[:1] if most <= width and len(parts) * width <= MOST_PADDED]
         return self.read_padded(tokens, counts, list(map(min, left, counts)), *widths).logits[:, -1]
 
-    def _read_whole(self, requests: list[Request]) -> torch.Tensor:
+    def _read_whole(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         """
         Reads prompts with their inputs into a cache of their own, and copies its rows into the requests' blocks. One
-        request may have the text before its images.
+        request may have the text before its images, and leave text behind them.
         """
-        inputs, length = requests[0].inputs, max(len(request.prompt) for request in requests)
+        inputs, num_held = requests[0].inputs, self.cache.lengths[0]
         assert inputs is not None
-        padding = [length - len(request.prompt) for request in requests]
+        length, of_prompts = num_held + max(counts), [len(request.prompt) for request in requests]
+        padding = [max(of_prompts) - own for own in of_prompts]
         tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
+        tokens, is_cut = tokens[:, :length], length < max(of_prompts)
         with self.adapters.of_seated(len(tokens), tokens.shape[1], False):  # it may encode images
-            config, model_kwargs = inputs.prepare(inputs.values)
+            config, model_kwargs = inputs.prepare(inputs.values, length if is_cut else None)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
-        num_held = self.cache.lengths[0]
         if num_held:
             copy_start(self.cache, num_held, cache)
         with self.running(), self.adapters.of_seated(len(tokens), tokens.shape[1], False):
@@ -143,12 +145,42 @@ class InFlightTarget(TreeTarget):
         if self.features is not None and any(padding):
             self.features.drop_padding(padding)
         logits = outputs.logits[:, -1]
-        if inputs.leads.work is None and inputs.content is not None and inputs.has_lead:
-            start = inputs.content.first, inputs.prepare_start
-            with self.adapters.of_seated(len(tokens), tokens.shape[1], False):
-                works = continues_alike(self.model, cache, *start, tokens, config, model_kwargs)
-            inputs.leads.work = Ranks.of(self.model).least(int(works)) == 1
+        if inputs.content is not None and len(requests) == 1:
+            self._try_cuts(inputs, inputs.content, cache, tokens, config, model_kwargs)
         return logits
+
+    def _try_cuts(
+        self,
+        inputs: PromptInputs,
+        content: Content,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        """Finds out by the first prompts, which were read into `cache`, whether they may be read in parts."""
+        leads, num_tokens, least = inputs.leads, tokens.shape[1], Ranks.of(self.model).least
+        if leads.work is None and inputs.has_lead:
+            start = content.first, inputs.prepare_start
+            with self.adapters.of_seated(1, num_tokens, False):
+                works = continues_alike(self.model, cache, *start, tokens, config, model_kwargs)
+            leads.work = least(int(works)) == 1
+        if leads.end is None and num_tokens - content.end >= LEAST_LEAD:
+            with self.adapters.of_seated(1, content.end, False):
+                leads.end = least(int(self._ends_alike(inputs, content.end, cache, tokens, model_kwargs))) == 1
+
+    def _ends_alike(
+        self, inputs: PromptInputs, end: int, cache: TreeCache, tokens: torch.Tensor, model_kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the model makes of the first tokens of a prompt what it has made of all, which `cache` holds."""
+        try:
+            config, of_start = inputs.prepare(inputs.values, end)
+        except Exception:  # noqa: BLE001  (such as inputs that go with all tokens)
+            return False
+        shift = shift_after(self.model, of_start, None, cache, end)
+        if not torch.equal(shift, shift_after(self.model, model_kwargs, None, cache)):
+            return False
+        return continues_alike(self.model, cache, 0, None, tokens[:, :end], config, of_start)
 
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:
         """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""

@@ -70,8 +70,8 @@ def continues_alike(
 ) -> bool:
     """
     Whether a model makes the same K/V from a prompt that it has read into `cache` if it reads the tokens before
-    `first` as a text and the others after them, up to rounding. Not so where positions or masks are made from the
-    tokens at hand alone, or where the text before images is read otherwise because of these.
+    `first` as a text and the others after them, or none behind `tokens`, up to rounding. Not so where positions or
+    masks are made from the tokens at hand alone, or where the text before images is read otherwise because of these.
 
     Args:
         prepare_start (`Callable`, *optional*): returns generation config and keyword arguments for the tokens before
@@ -79,15 +79,17 @@ def continues_alike(
         tokens, generation_config, model_kwargs: the prompt, as for `read_whole`.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.is_initialized]
-    if prepare_start is None or cache.state_layers:
+    if (first and prepare_start is None) or cache.state_layers:
         return False
     if any(layer.index_keys is not None or layer.positions is not None for layer in layers):
         return False
-    length = cache.lengths[0]
+    length = tokens.shape[1]
     try:
-        start, other = (TreeCache(len(cache.layers), 1, cache.device, capacity=most) for most in (first, length))
-        read_whole(model, start, tokens[:, :first], *prepare_start(first), records=False)
-        copy_start(start, first, other)
+        other = TreeCache(len(cache.layers), 1, cache.device, capacity=length)
+        if first and prepare_start is not None:
+            start = TreeCache(len(cache.layers), 1, cache.device, capacity=first)
+            read_whole(model, start, tokens[:, :first], *prepare_start(first), records=False)
+            copy_start(start, first, other)
         read_whole(model, other, tokens, generation_config, model_kwargs, records=False)
     except Exception:  # noqa: BLE001  (such as a mask of another size)
         return False
@@ -117,14 +119,20 @@ def _logits_of_prompt(model: PreTrainedModel, records: bool) -> dict[str, Any]:
 
 
 def shift_after(
-    model: PreTrainedModel, model_kwargs: dict[str, Any], visible: torch.Tensor | None, cache: TreeCache
+    model: PreTrainedModel,
+    model_kwargs: dict[str, Any],
+    visible: torch.Tensor | None,
+    cache: TreeCache,
+    slots: int | None = None,
 ) -> torch.Tensor:
     """
     Position of a token minus its slot in the text after prompts that `cache` holds, `[…, batch]`, from what `generate`
-    gave the prompts; `visible` (`[batch, slots]` bool, *optional*) says which of their slots are no padding.
+    gave the prompts; `visible` (`[batch, slots]` bool, *optional*) says which of their slots are no padding. `slots`
+    (*optional*): how many the prompts have, if not all that it holds.
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
-    positions, slots, rows = model_kwargs.get(f"{prefix}position_ids"), cache.lengths[0], len(cache.lengths)
+    positions, rows = model_kwargs.get(f"{prefix}position_ids"), len(cache.lengths)
+    slots = cache.lengths[0] if slots is None else slots
     preparation = preparation_of(model)
     if preparation.drops_positions:
         first = preparation.first_position or 0  # targets with None are refused

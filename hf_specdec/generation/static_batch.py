@@ -209,7 +209,9 @@ class StaticBatch:
         most = self._known_length() or self.call.max_length or 0
         call, inputs = self.call, None
         if self._is_read_whole:
-            inputs = PromptInputs(call.model_kwargs, lambda values: (call.generation_config, values), call.input_ids)
+            inputs = PromptInputs(
+                call.model_kwargs, lambda values, _: (call.generation_config, values), call.input_ids
+            )
         found = []
         for number, (tokens, first) in enumerate(zip(call.input_ids.tolist(), self._padding, strict=True)):
             options, device = self._row_options[number], call.input_ids.device

@@ -13,8 +13,10 @@ from support.batches import assert_nothing_left, manager_of, run_together
 from support.vision import DRAFTS, Inputs
 from transformers import PreTrainedModel
 
-from hf_specdec.batching import Limits
+from hf_specdec.batching import Limits, preparing
 from hf_specdec.compat import cache_name_of
+from hf_specdec.engine import target as target_module
+from hf_specdec.engine.prompt_inputs import PromptInputs
 from hf_specdec.engine.request import Request
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards import whole_prompt
@@ -43,6 +45,11 @@ def family(name: str) -> tuple[PreTrainedModel, list[Inputs], list[list[int]]]:
 def lead_of(name: str) -> int:
     """Tokens before the first one that tells of an image: LLaVA's config names none around it."""
     return LEAD + (name == "llava")
+
+
+def end_of_images(inputs: Inputs) -> int:
+    """Tokens up to the last one that tells of an image."""
+    return int((inputs["input_ids"][0] >= vision.IMAGE_END).nonzero().max()) + 1
 
 
 def manager_for(name: str, kind: str = "ngram", **options: Any) -> Any:
@@ -171,3 +178,61 @@ def test_trials_in_bfloat16(name: str) -> None:
         write(manager, prompt | {"pixel_values": prompt["pixel_values"].to(dtype)})
         found.append(manager._admission.leads.work)
     assert found[0] is found[1] is not None
+
+
+# -------------------------------------------------------------------------------------------------- text behind images
+
+
+TAIL = 50
+
+
+@cache
+def long_tails(name: str) -> tuple[list[Inputs], list[list[int]]]:
+    """Prompts with long texts behind their images, the second one behind two, and what plain `generate` writes."""
+    model = family(name)[0]
+    prompts = vision.ragged_image_prompts(name, ((5, TAIL), (LEAD, 3, TAIL)))
+    texts = []
+    for inputs in prompts:
+        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
+    return prompts, texts
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("name", vision.VISION_MODELS)
+def test_long_texts_behind_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks, but for what a step may read with the images."""
+    prompts, texts = long_tails(name)
+    manager = manager_for(name, kind)
+    assert [text for inputs in prompts for text in write(manager, inputs)] == texts
+    assert manager._admission.leads.end
+    manager.reset_prefix_cache()
+    reads = noting_reads(monkeypatch)
+    assert write(manager, *prompts, *prompts) == texts * 2
+    whole = {first + count for is_whole, first, count in reads if is_whole}
+    one, two = map(end_of_images, prompts)
+    assert whole == {max(one, CHUNK), max(two, lead_of(name) + CHUNK)}
+    assert max(count for is_whole, _, count in reads if not is_whole) <= CHUNK
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("wrong", ["inside", "positions", "tokens"])
+def test_wrong_ends_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut inside the image, at positions from zero behind it, and with all tokens' types."""
+    prompts, texts = long_tails("qwen3_vl")
+    manager = manager_for("qwen3_vl")
+    assert [text for inputs in prompts for text in write(manager, inputs)] == texts
+    manager.reset_prefix_cache()
+    if wrong == "inside":
+        monkeypatch.setattr(Request, "num_read_whole", property(lambda self: 9))
+        monkeypatch.setattr(PromptInputs, "end_of_whole", lambda *_: 9)
+    elif wrong == "positions":
+        shift = target_module.shift_after
+        monkeypatch.setattr(target_module, "shift_after", lambda *args: torch.zeros_like(shift(*args)))
+    else:
+        monkeypatch.setattr(preparing, "is_by_token", lambda *_: False)
+    try:
+        assert write(manager, *prompts) == texts
+    except Exception:  # noqa: BLE001
+        return
+    pytest.fail("nothing was seen")
