@@ -32,7 +32,7 @@ from ..verification.log_probabilities import LogprobOptions, Mode
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .content import content_of
 from .model_inputs import checked_inputs, split_prompt
-from .preparing import Preparations, Prepared, prepare_inputs, prepare_start_of
+from .preparing import Preparations, Prepared, prepare_inputs, prepare_more_inputs, prepare_start_of
 
 
 class Admission:
@@ -168,6 +168,8 @@ class Admission:
         inputs = PromptInputs(values, prepare, leads=self.leads, prepare_start=prepare_start) if is_whole else None
         if inputs is not None and self._shares_prefixes and most is None:
             inputs.content = content_of(self.model, prompt, values)
+            count = 0 if inputs.content is None else len(inputs.content.parts)
+            inputs.prepare_more = partial(prepare_more_inputs, self.model, prompt, count) if count else None
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)

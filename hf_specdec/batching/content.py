@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..engine.prompt_inputs import Content
+from .image_parts import parts_of_inputs, runs_of
 
 
 _KINDS = "image|img|video|audio|speech|sound|visi|visu|frame|document|[be]o[iav]"
@@ -30,7 +31,18 @@ def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]
         places.update(value.view(-1).nonzero()[:, 0].tolist())
     if not places:
         return None
-    first, end = min(places), max(places) + 1
+    runs = runs_of(places)
+    parts = parts_of_inputs(len(runs), {name: one for name, one in values.items() if name not in by_token})
+    first, end = runs[0][0], runs[-1][1]
+    of_parts = [
+        Content(_digest(part | by_token, by_token, own_end), own_first, own_end)
+        for (own_first, own_end), part in zip(runs, parts if len(parts) > 1 else (), strict=False)
+    ]
+    return Content(_digest(values, by_token, end), first, end, tuple(of_parts))
+
+
+def _digest(values: dict[str, Any], by_token: Iterable[str], end: int) -> bytes:
+    """What inputs say; of those with an integer for each token up to `end`."""
     said = sha256()
     for name, value in sorted(values.items()):
         if isinstance(value, torch.Tensor):
@@ -39,7 +51,7 @@ def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]
             said.update(own.contiguous().view(-1).view(torch.uint8).numpy().data)
         else:
             said.update(repr((name, value)).encode())
-    return Content(said.digest(), first, end)
+    return said.digest()
 
 
 def is_by_token(value: Any, num_tokens: int) -> bool:

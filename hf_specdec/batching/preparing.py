@@ -25,6 +25,7 @@ from ..models.structure import execution_device
 from ..plan import SpeculationPlan
 from ..verification.processor_kinds import READS_SCORES_ONLY
 from .content import is_by_token
+from .image_parts import parts_of_inputs
 
 
 _OF_THE_MANAGER = ("tree", "speculative_config")
@@ -247,6 +248,31 @@ def prepare_inputs(
 def prepare_start_of(model: Any, prompt: list[int], length: int) -> tuple[GenerationConfig, dict[str, Any]]:
     """What `prepare_inputs` returns for the first `length` tokens of a prompt, as a text."""
     return prepare_inputs(model, prompt[:length], {})
+
+
+def prepare_more_inputs(
+    model: Any, prompt: list[int], count: int, values: dict[str, Any], number: int, first: int, end: int
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """
+    `prepare_inputs` of a prompt with `count` images, of which the first `number` and the first tokens have been read,
+    up to token `end`: the others alone are encoded, at the positions that they have in the prompt.
+    """
+    by_token = {name: value for name, value in values.items() if is_by_token(value, len(prompt))}
+    parts = parts_of_inputs(count, {name: value for name, value in values.items() if name not in by_token})[number:]
+    rest = {
+        name: torch.cat([part[name] for part in parts]) if isinstance(value, torch.Tensor) and value.dim() else value
+        for name, value in parts[0].items()
+    }
+    no_images = {name: value for name, value in values.items() if not _is_floating(value)}
+    config, of_all = prepare_inputs(model, prompt, no_images, end)
+    of_tokens = {name: value[..., first:end] for name, value in by_token.items()}
+    _, own = prepare_inputs(model, prompt[first:end], rest | of_tokens)
+    images = {name: value for name, value in own.items() if name in rest or name == "mm_encoder_outputs"}
+    return config, of_all | images
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _captured(

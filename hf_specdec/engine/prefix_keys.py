@@ -42,7 +42,7 @@ def _key(request: Request, before: list[bytes], first: int, end: int, kind: byte
 def _content_of(request: Request, end: int) -> bytes:
     """What the inputs beside the tokens of a prompt say, if they stand for a token before `end`."""
     content = None if request.inputs is None else request.inputs.content
-    return b"" if content is None or content.first >= end else content.digest
+    return b"" if content is None else content.digest_at(end)
 
 
 def _root_of(request: Request) -> bytes:

@@ -156,7 +156,7 @@ class PrefixCache:
         left = other.length - self._cache.length_of(other.table)
         is_equal = common == len(own) and self._equal.key_of(request) is not None
         length = request.length - 1 if is_equal else common * self._pool.block_size
-        gain = _num_usable(request, length) - self._num_shared(request)
+        gain = _num_usable(request, length, self._pool.block_size) - self._num_shared(request)
         return gain > 0 and 2 * gain >= left
 
     def _stop_reading(self, request: Request) -> None:
@@ -213,12 +213,10 @@ class PrefixCache:
             if block is None or (needs_draft and block not in self._pool.drafted):
                 break
             blocks.append(block)
-        length = len(blocks) * self._pool.block_size
-        return (
-            blocks
-            if most >= request.num_read_whole
-            else blocks[: _num_usable(request, length) // self._pool.block_size]
-        )
+        size = self._pool.block_size
+        if most >= request.num_read_whole:
+            return blocks
+        return blocks[: _num_usable(request, len(blocks) * size, size) // size]
 
     def _keep(self, request: Request) -> None:
         """Keeps the full blocks of a request's committed tokens."""
@@ -229,6 +227,8 @@ class PrefixCache:
         drafted = self._drafting.num_cached(request)
         for number, key in enumerate(self._keys(request)[: cached // size]):
             is_drafted = drafted is None or (number + 1) * size <= drafted
+            if not _is_shift_known(request, (number + 1) * size):
+                continue
             self._pool.keep(table.blocks[number], key, is_drafted, _shift_of(request, (number + 1) * size))
 
     def _may_be_read(self, request: Request) -> bool:
@@ -273,11 +273,25 @@ class PrefixCache:
             self.forget()
 
 
-def _num_usable(request: Request, length: int) -> int:
-    """How many of the first `length` tokens of a request can be taken over: all of its images, or none."""
-    return length if length >= request.num_read_whole else min(length, request.num_lead)
+def _num_usable(request: Request, length: int, size: int) -> int:
+    """How many of the first `length` tokens of a request can be taken over: no half images."""
+    return length if request.inputs is None else request.inputs.num_usable(length, size)
 
 
 def _shift_of(request: Request, length: int) -> torch.Tensor | None:
     """The position shift that another request takes over with so many tokens; None if it is that of texts."""
-    return request.position_shift if length >= request.num_read_whole else None
+    number = _num_images(request, length)
+    if length >= request.num_read_whole:
+        return request.position_shift
+    return request.shifts_between[number - 1] if number else None
+
+
+def _num_images(request: Request, length: int) -> int:
+    """How many images of several are in the first `length` tokens of a request."""
+    content = None if request.inputs is None else request.inputs.content
+    return 0 if content is None else content.num_held(length)
+
+
+def _is_shift_known(request: Request, length: int) -> bool:
+    """Whether the position shift behind so many tokens of a request is known: it found images that others had read."""
+    return length >= request.num_read_whole or _num_images(request, length) <= len(request.shifts_between)

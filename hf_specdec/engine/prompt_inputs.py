@@ -21,11 +21,22 @@ class Content(NamedTuple):
     Args:
         digest (`bytes`): SHA-256 of the inputs.
         first, end (`int`): where the tokens for which they stand begin and end.
+        parts (`tuple[Content, ...]`): the same of each image, if there are several with text between them, and the
+            inputs can be told apart; each with the tokens up to its end. Else empty.
     """
 
     digest: bytes
     first: int
     end: int
+    parts: tuple[Content, ...] = ()
+
+    def num_held(self, length: int) -> int:
+        """How many of the images are in the first `length` tokens."""
+        return sum(part.end <= length for part in self.parts)
+
+    def digest_at(self, end: int) -> bytes:
+        """What the inputs say of the tokens before `end`, beside these."""
+        return b"".join(part.digest for part in self.parts or (self,) if part.first < end)
 
 
 @dataclass(eq=False)
@@ -38,10 +49,13 @@ class Leads:
         work (`bool`, *optional*): whether the model reads images behind text that was read before as together with it;
             None if not known yet.
         end (`bool`, *optional*): whether it reads a prompt up to its images as with the text behind them.
+        more (`bool`, *optional*): whether it reads further images behind those that were read before as together with
+            them.
     """
 
     work: bool | None = None
     end: bool | None = None
+    more: bool | None = None
 
 
 @dataclass(eq=False)
@@ -70,6 +84,25 @@ class PromptInputs:
     content: Content | None = None
     leads: Leads = field(default_factory=Leads)
     prepare_start: Callable[[int], tuple[Any, dict[str, Any]]] | None = None
+    prepare_more: Callable[[dict[str, Any], int, int, int], tuple[Any, dict[str, Any]]] | None = None
+    """
+    As `prepare`, called with `values`, how many images and how many tokens have been read, and the number of tokens
+    that then will have been.
+    """
+
+    def num_usable(self, length: int, size: int) -> int:
+        """
+        For how many of the first `length` tokens of the prompt blocks of `size` tokens can be taken over from others:
+        no half images.
+        """
+        content = self.content
+        if content is None or length >= content.end:
+            return 0 if content is None else length
+        for number in range(content.num_held(length) if self.leads.more else 0, 0, -1):
+            found = min(length, content.parts[number].first) // size * size
+            if found >= content.parts[number - 1].end:
+                return found
+        return min(length, self.num_lead)
 
     @property
     def has_lead(self) -> bool:

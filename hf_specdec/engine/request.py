@@ -193,6 +193,8 @@ class Request:
         Position of a token of the text after the prompt minus its slot, `[…, 1]` int64 on the host; with leading
         dimensions where positions have several. None before the prompt is read, and if the shift is that of texts.
         """
+        self.shifts_between: list[torch.Tensor | None] = []
+        """The same behind each image but the last, where there are several; empty if not known."""
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)

@@ -119,7 +119,11 @@ class InFlightTarget(TreeTarget):
         tokens = torch.tensor([requests[0].prompt], device=self.device) if inputs.tokens is None else inputs.tokens
         tokens, is_cut = tokens[:, :length], length < max(of_prompts)
         with self.adapters.of_seated(len(tokens), tokens.shape[1], False):  # it may encode images
-            config, model_kwargs = inputs.prepare(inputs.values, length if is_cut else None)
+            number = 0 if inputs.content is None else inputs.content.num_held(num_held)
+            if number and inputs.prepare_more is not None:
+                config, model_kwargs = inputs.prepare_more(inputs.values, number, num_held, length)
+            else:
+                config, model_kwargs = inputs.prepare(inputs.values, length if is_cut else None)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = TreeCache(layers, len(requests), self.device, capacity=length, kinds=layer_kinds_of(self.model))
         if num_held:
@@ -146,6 +150,7 @@ class InFlightTarget(TreeTarget):
             self.features.drop_padding(padding)
         logits = outputs.logits[:, -1]
         if inputs.content is not None and len(requests) == 1:
+            requests[0].shifts_between = self._shifts_between(inputs.content, model_kwargs, cache)
             self._try_cuts(inputs, inputs.content, cache, tokens, config, model_kwargs)
         return logits
 
@@ -168,6 +173,33 @@ class InFlightTarget(TreeTarget):
         if leads.end is None and num_tokens - content.end >= LEAST_LEAD:
             with self.adapters.of_seated(1, content.end, False):
                 leads.end = least(int(self._ends_alike(inputs, content.end, cache, tokens, model_kwargs))) == 1
+
+        if leads.more is None and content.parts:
+            leads.more = least(int(self._continues_alike(inputs, content, cache, tokens))) == 1
+
+    def _shifts_between(
+        self, content: Content, model_kwargs: dict[str, Any], cache: TreeCache
+    ) -> list[torch.Tensor | None]:
+        """The position shifts behind each image but the last; see `Request.shifts_between`."""
+        found, of_texts = list[torch.Tensor | None](), self._shift_of_texts.cpu()
+        for part in content.parts[:-1]:
+            end = part.end + 1  # with the first token behind it
+            own = {name: value[..., :end] for name, value in model_kwargs.items() if name == "position_ids"}
+            shift = shift_after(self.model, own, None, cache, end).cpu() + preparation_of(self.model).added
+            found.append(None if bool((shift == of_texts).all()) else shift)
+        return found
+
+    def _continues_alike(self, inputs: PromptInputs, content: Content, cache: TreeCache, tokens: torch.Tensor) -> bool:
+        """Whether the model reads the second image behind the first, which `cache` holds, as together with it."""
+        first, end = content.parts[1].first, tokens.shape[1]
+        if inputs.prepare_more is None:
+            return False
+        with self.adapters.of_seated(1, end, False):
+            try:
+                config, model_kwargs = inputs.prepare_more(inputs.values, 1, first, end)
+            except Exception:  # noqa: BLE001  (such as positions that need all images)
+                return False
+            return continues_alike(self.model, cache, first, tokens, config, model_kwargs)
 
     def _ends_alike(
         self, inputs: PromptInputs, end: int, cache: TreeCache, tokens: torch.Tensor, model_kwargs: dict[str, Any]
