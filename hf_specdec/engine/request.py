@@ -194,7 +194,7 @@ class Request:
         dimensions where positions have several. None before the prompt is read, and if the shift is that of texts.
         """
         self.shifts_between: list[torch.Tensor | None] = []
-        """The same behind each image but the last, where there are several; empty if not known."""
+        """Position shifts behind each image but the last, where there are several; empty if not known."""
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
