@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..engine.prompt_inputs import Content
+from ..engine.prompt_inputs import Content, is_by_token
 from .image_parts import parts_of_inputs, runs_of
 
 
@@ -52,12 +52,6 @@ def _digest(values: dict[str, Any], by_token: Iterable[str], end: int) -> bytes:
         else:
             said.update(repr((name, value)).encode())
     return said.digest()
-
-
-def is_by_token(value: Any, num_tokens: int) -> bool:
-    """Whether an input has an integer for each token of a prompt."""
-    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
-    return is_tensor and not value.is_floating_point() and value.numel() == value.shape[-1] == num_tokens
 
 
 def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:

@@ -20,11 +20,11 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..compat import cache_name_of
+from ..engine.prompt_inputs import is_by_token
 from ..generation.inherited import idle_options_of, tell_set_aside
 from ..models.structure import execution_device
 from ..plan import SpeculationPlan
 from ..verification.processor_kinds import READS_SCORES_ONLY
-from .content import is_by_token
 from .image_parts import parts_of_inputs
 
 
@@ -251,14 +251,23 @@ def prepare_start_of(model: Any, prompt: list[int], length: int) -> tuple[Genera
 
 
 def prepare_more_inputs(
-    model: Any, prompt: list[int], count: int, values: dict[str, Any], number: int, first: int, end: int
+    model: Any,
+    prompt: list[int],
+    count: int,
+    values: dict[str, Any],
+    number: int,
+    first: int,
+    end: int,
+    last: int | None = None,
 ) -> tuple[GenerationConfig, dict[str, Any]]:
     """
     `prepare_inputs` of a prompt with `count` images, of which the first `number` and the first tokens have been read,
-    up to token `end`: the others alone are encoded, at the positions that they have in the prompt.
+    up to token `end`: the others alone are encoded, or those before image `last`, at the positions that they have in
+    the prompt.
     """
     by_token = {name: value for name, value in values.items() if is_by_token(value, len(prompt))}
-    parts = parts_of_inputs(count, {name: value for name, value in values.items() if name not in by_token})[number:]
+    others = {name: value for name, value in values.items() if name not in by_token}
+    parts = parts_of_inputs(count, others)[number:last]
     rest = {
         name: torch.cat([part[name] for part in parts]) if isinstance(value, torch.Tensor) and value.dim() else value
         for name, value in parts[0].items()

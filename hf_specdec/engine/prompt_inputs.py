@@ -84,10 +84,10 @@ class PromptInputs:
     content: Content | None = None
     leads: Leads = field(default_factory=Leads)
     prepare_start: Callable[[int], tuple[Any, dict[str, Any]]] | None = None
-    prepare_more: Callable[[dict[str, Any], int, int, int], tuple[Any, dict[str, Any]]] | None = None
+    prepare_more: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     """
     As `prepare`, called with `values`, how many images and how many tokens have been read, and the number of tokens
-    that then will have been.
+    that then will have been; and the number of images, if it is not all.
     """
 
     def num_usable(self, length: int, size: int) -> int:
@@ -128,3 +128,9 @@ class PromptInputs:
             return num_tokens
         end = max(self.content.end, first + most)
         return end if num_tokens - end >= LEAST_LEAD else num_tokens
+
+
+def is_by_token(value: Any, num_tokens: int) -> bool:
+    """Whether an input has an integer for each token of a prompt."""
+    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+    return is_tensor and not value.is_floating_point() and value.numel() == value.shape[-1] == num_tokens

@@ -29,7 +29,7 @@ from ..models.structure import execution_device
 from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import DraftTree
-from .prompt_inputs import LEAST_LEAD, Content, PromptInputs
+from .prompt_inputs import LEAST_LEAD, Content, PromptInputs, is_by_token
 from .request import Request
 from .scheduler import Chunk
 
@@ -172,8 +172,7 @@ class InFlightTarget(TreeTarget):
             leads.work = least(int(works)) == 1
         if leads.end is None and num_tokens - content.end >= LEAST_LEAD:
             with self.adapters.of_seated(1, content.end, False):
-                leads.end = least(int(self._ends_alike(inputs, content.end, cache, tokens, model_kwargs))) == 1
-
+                leads.end = least(int(self._ends_alike(inputs, content.end, cache, tokens, config, model_kwargs))) == 1
         if leads.more is None and content.parts:
             leads.more = least(int(self._continues_alike(inputs, content, cache, tokens))) == 1
 
@@ -191,28 +190,41 @@ class InFlightTarget(TreeTarget):
 
     def _continues_alike(self, inputs: PromptInputs, content: Content, cache: TreeCache, tokens: torch.Tensor) -> bool:
         """Whether the model reads the second image behind the first, which `cache` holds, as together with it."""
-        first, end = content.parts[1].first, tokens.shape[1]
-        if inputs.prepare_more is None:
+        first, end, prepare = content.parts[1].first, tokens.shape[1], inputs.prepare_more
+        if prepare is None:
             return False
         with self.adapters.of_seated(1, end, False):
             try:
-                config, model_kwargs = inputs.prepare_more(inputs.values, 1, first, end)
+                config, model_kwargs = prepare(inputs.values, 1, first, end)
             except Exception:  # noqa: BLE001  (such as positions that need all images)
                 return False
-            return continues_alike(self.model, cache, first, tokens, config, model_kwargs)
+            start = first, lambda length: prepare(inputs.values, 0, 0, length, 1)
+            return continues_alike(self.model, cache, *start, tokens, config, model_kwargs)
 
     def _ends_alike(
-        self, inputs: PromptInputs, end: int, cache: TreeCache, tokens: torch.Tensor, model_kwargs: dict[str, Any]
+        self,
+        inputs: PromptInputs,
+        end: int,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
     ) -> bool:
-        """Whether the model makes of the first tokens of a prompt what it has made of all, which `cache` holds."""
+        """
+        Whether the model makes of the first tokens of a prompt, and of the text behind them, what it has made of all,
+        which `cache` holds.
+        """
         try:
-            config, of_start = inputs.prepare(inputs.values, end)
+            start = inputs.prepare(inputs.values, end)
         except Exception:  # noqa: BLE001  (such as inputs that go with all tokens)
             return False
-        shift = shift_after(self.model, of_start, None, cache, end)
+        shift = shift_after(self.model, start[1], None, cache, end)
         if not torch.equal(shift, shift_after(self.model, model_kwargs, None, cache)):
             return False
-        return continues_alike(self.model, cache, 0, None, tokens[:, :end], config, of_start)
+        num_tokens = tokens.shape[1]
+        images = {name for name, value in inputs.values.items() if not is_by_token(value, num_tokens)}
+        of_text = {name: value for name, value in model_kwargs.items() if name not in images | {"mm_encoder_outputs"}}
+        return continues_alike(self.model, cache, end, lambda _: start, tokens, config, of_text)
 
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:
         """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""

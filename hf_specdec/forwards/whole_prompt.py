@@ -70,8 +70,8 @@ def continues_alike(
 ) -> bool:
     """
     Whether a model makes the same K/V from a prompt that it has read into `cache` if it reads the tokens before
-    `first` as a text and the others after them, or none behind `tokens`, up to rounding. Not so where positions or
-    masks are made from the tokens at hand alone, or where the text before images is read otherwise because of these.
+    `first` by themselves and the others after them, up to rounding. Not so where positions or masks are made from the
+    tokens at hand alone, or where text beside images is read otherwise because of these.
 
     Args:
         prepare_start (`Callable`, *optional*): returns generation config and keyword arguments for the tokens before
@@ -79,17 +79,15 @@ def continues_alike(
         tokens, generation_config, model_kwargs: the prompt, as for `read_whole`.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.is_initialized]
-    if (first and prepare_start is None) or cache.state_layers:
+    if prepare_start is None or cache.state_layers:
         return False
     if any(layer.index_keys is not None or layer.positions is not None for layer in layers):
         return False
     length = tokens.shape[1]
     try:
-        other = TreeCache(len(cache.layers), 1, cache.device, capacity=length)
-        if first and prepare_start is not None:
-            start = TreeCache(len(cache.layers), 1, cache.device, capacity=first)
-            read_whole(model, start, tokens[:, :first], *prepare_start(first), records=False)
-            copy_start(start, first, other)
+        start, other = (TreeCache(len(cache.layers), 1, cache.device, capacity=most) for most in (first, length))
+        read_whole(model, start, tokens[:, :first], *prepare_start(first), records=False)
+        copy_start(start, first, other)
         read_whole(model, other, tokens, generation_config, model_kwargs, records=False)
     except Exception:  # noqa: BLE001  (such as a mask of another size)
         return False
