@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
+from ..fusing import modules_kept
 from ..states import layer_kinds_of, states_over_trees
 from .relative import biased_along_paths
 from .selecting import selecting_along_paths
@@ -46,9 +47,13 @@ def returning_named_outputs(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def over_trees(*models: PreTrainedModel) -> Iterator[None]:
-    """A context for forwards over trees: models return named outputs, and attend as `TreeForward` wants them to."""
+    """
+    A context for forwards over trees, during which nobody changes the models: they return named outputs, and attend as
+    `TreeForward` wants them to.
+    """
     with ExitStack() as stack:
         for model in models:
+            stack.enter_context(modules_kept(model))
             stack.enter_context(returning_named_outputs(model))
             if supports_switching(model):
                 stack.enter_context(switched_to_tree_attention(model))

@@ -26,6 +26,14 @@ def has_rotary(forward: Any) -> bool:
     return False
 
 
+def functions_named_in(function: Any) -> tuple[FunctionType, ...]:
+    """The functions of its file that a function names, as they are now."""
+    if not isinstance(function, FunctionType):
+        return ()
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return tuple(one for one in named if isinstance(one, FunctionType))
+
+
 def fused_rotary(forward: FunctionType) -> Callable[..., Any] | None:
     """
     The forward of an attention layer with our rotary embedding in place of its file's; None if that is not the
@@ -42,8 +50,10 @@ def fused_rotary(forward: FunctionType) -> Callable[..., Any] | None:
     if own.__globals__ is not forward.__globals__ and not own.__module__.startswith("transformers."):
         return None
 
+    code = own, *functions_named_in(own)
+
     def rotate(*args: Any, **options: Any) -> Any:
-        turned = None if len(args) != 4 or options else _turned(own, *args)
+        turned = None if len(args) != 4 or options else _turned(code, *args)
         return own(*args, **options) if turned is None else turned
 
     return _rebuilt(forward, {**forward.__globals__, ROTARY: rotate}, forward.__closure__)
@@ -63,8 +73,10 @@ def _rebuilt(function: FunctionType, names: dict[str, Any], cells: tuple[CellTyp
     return rebuilt
 
 
-def _turned(own: FunctionType, query: Any, key: Any, cos: Any, sin: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Queries and keys turned by the kernel; None if the file's own function must do it."""
+def _turned(
+    code: tuple[FunctionType, ...], query: Any, key: Any, cos: Any, sin: Any
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Queries and keys turned by the kernel; None if the file's own function must do it, `code[0]`."""
     if not all(type(one) is torch.Tensor for one in (query, key, cos, sin)) or query.dim() != 4 or cos.dim() != 3:
         return None
     if query.dtype not in DEVICES.get(query.device.type, ()) or cos.dtype not in (query.dtype, torch.float32):
@@ -78,7 +90,7 @@ def _turned(own: FunctionType, query: Any, key: Any, cos: Any, sin: Any) -> tupl
         and (sin.shape, sin.dtype) == (cos.shape, cos.dtype)
         and len({one.device for one in (query, key, cos, sin)}) == 1
     )
-    found = _arithmetic_of(own, query.dtype, cos.dtype, size, cos.shape[2]) if fits else None
+    found = _arithmetic_of(code, query.dtype, cos.dtype, size, cos.shape[2]) if fits else None
     if found is None:
         return None
     from hf_specdec_kernels.rotary import unchecked
@@ -88,15 +100,18 @@ def _turned(own: FunctionType, query: Any, key: Any, cos: Any, sin: Any) -> tupl
 
 @lru_cache(maxsize=256)
 def _arithmetic_of(
-    own: FunctionType, dtype: torch.dtype, of_cos: torch.dtype, size: int, rotary_dim: int
+    code: tuple[FunctionType, ...], dtype: torch.dtype, of_cos: torch.dtype, size: int, rotary_dim: int
 ) -> tuple[str, bool] | None:
-    """How a function turns queries and keys, see `hf_specdec_kernels.rotary`; None if not as the kernel can."""
+    """
+    How a function turns queries and keys, see `hf_specdec_kernels.rotary`; None if not as the kernel can. `code` is
+    the function, and those that it calls.
+    """
     from hf_specdec_kernels.rotary import LAYOUTS, rotary_naive
 
     query, key = (some_numbers((2, heads, 3, size), heads).to(dtype) for heads in (4, 2))
     cos, sin = (some_numbers((2, 3, rotary_dim), step).to(of_cos) for step in (0.3, 0.7))
     try:
-        turned = own(query, key, cos, sin)
+        turned = code[0](query, key, cos, sin)
         for layout in LAYOUTS:
             for in_float in (False, True):
                 ours = rotary_naive(query, key, cos, sin, layout, in_float)
@@ -104,6 +119,6 @@ def _arithmetic_of(
                     one.dtype == mine.dtype and torch.equal(one, mine) for one, mine in zip(turned, ours, strict=True)
                 ):
                     return layout, in_float
-    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError):  # code of others
+    except Exception:  # noqa: BLE001  (code of others, to which our numbers may be anything)
         pass
     return None

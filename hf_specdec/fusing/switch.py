@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from .modules import Fused, fused_forwards
+from .forward import Fused, FusedForward, here
+from .modules import fused_forwards
 
 
-class FusedForward:
+@dataclass(eq=False)
+class _Call:
     """
-    The `forward` of a module while a model is switched. It is fused in threads that run our forwards, and the module's
-    own in all others, and where it is compiled. Copies of the module that are made meanwhile have their own.
+    Calls that run a model at present.
 
     Args:
-        module (`nn.Module`): the module.
-        fused (`Callable`): takes the module's place in front of the arguments.
+        count (`int`): how many.
+        forwards (`list`, *optional*): its modules with their fused forwards; None before the first one has run.
     """
 
-    def __init__(self, module: nn.Module, fused: Fused):
-        self._module, self._fused, self.calls = module, fused, 0
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or not _here.depth:
-            return type(self._module).forward(self._module, *args, **options)
-        return self._fused(self._module, *args, **options)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[nn.Module, str]]:
-        return getattr, (self._module, "forward")  # that of the class: the copy has no attributes yet
+    count: int = 0
+    forwards: list[tuple[nn.Module, Fused]] | None = None
 
 
-class _Here(threading.local):
-    depth = 0
-    """How many of the contexts are open in this thread."""
-
-
-_here = _Here()
+_calls: weakref.WeakKeyDictionary[nn.Module, _Call] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+@contextmanager
+def modules_kept(model: nn.Module) -> Iterator[None]:
+    """
+    A context of a call, during which nobody changes a model's modules: `fused_layers` looks at them in its first
+    forward, and not in every one.
+    """
+    with _lock:
+        call = _calls.setdefault(model, _Call())
+        call.count += 1
+        call.forwards = None  # they may have been changed since
+    try:
+        yield
+    finally:
+        with _lock:
+            call.count -= 1
+            if call.count == 0:
+                del _calls[model]
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
         return
     switched: list[tuple[nn.Module, FusedForward]] = []
     with _lock:
-        for module, fused in fused_forwards(model):
+        for module, fused in _forwards_of(model):
             forward = vars(module).get("forward")
             if forward is None:
                 forward = vars(module)["forward"] = FusedForward(module, fused)
@@ -64,13 +72,22 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
                 continue
             forward.calls += 1
             switched.append((module, forward))
-    _here.depth += 1
+    here.depth += 1
     try:
         yield
     finally:
-        _here.depth -= 1
+        here.depth -= 1
         with _lock:
             for module, forward in switched:
                 forward.calls -= 1
                 if forward.calls == 0 and vars(module).get("forward") is forward:
                     del vars(module)["forward"]
+
+
+def _forwards_of(model: nn.Module) -> list[tuple[nn.Module, Fused]]:
+    call = _calls.get(model)
+    if call is None:
+        return fused_forwards(model)
+    if call.forwards is None:
+        call.forwards = fused_forwards(model)
+    return call.forwards

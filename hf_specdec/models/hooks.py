@@ -31,6 +31,7 @@ def has_hooks_for_graphs(modules: list[nn.Module]) -> bool:
     return any(
         not hasattr(hook, "of_features") and _home_of(hook) != output_capturing.__name__
         for module in modules
+        if module._forward_hooks or module._forward_pre_hooks
         for hook in _hooks_of(module)
     ) or any(True for _ in _global_hooks())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fused import fused_kinds, fused_logits, logits
 from support.graphs import install_stand_in
 from support.interpreted import run_interpreted
 from support.models import noisy_copy, prompts, tiny_model
@@ -23,7 +24,6 @@ from transformers.models.llama import modeling_llama
 import hf_specdec
 from hf_specdec import kernels
 from hf_specdec.fusing import fused_layers
-from hf_specdec.fusing.modules import fused_forwards
 
 
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -49,21 +49,6 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
 def llama(request: pytest.FixtureRequest) -> Any:
     return tiny_model("llama", dtype=request.param)
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(**prompts(2, 9)).logits
-
-
-def fused_logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode(), fused_layers(model):
-        return model(**prompts(2, 9)).logits
-
-
-def fused_kinds(model: nn.Module) -> dict[str, int]:
-    with torch.no_grad():
-        return dict(Counter(type(module).__name__ for module, _ in fused_forwards(model)))
 
 
 def replaced(model: nn.Module) -> list[nn.Module]:
