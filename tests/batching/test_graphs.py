@@ -17,11 +17,13 @@ from support.graphs import StandIn, install_stand_in
 from support.heads import trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs, kernels
 from hf_specdec.attention import supports_switching
 from hf_specdec.cache import blocks, paged_cache
 from hf_specdec.graphs import paged as paged_graphs
+from hf_specdec.trees import draft_tree
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -110,23 +112,40 @@ def test_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         both(target, NgramDraft(), prompts, max_new_tokens=24, continuous_batching_config=limits())
 
 
-def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CUDA device without Triton: no graphs, and what is accepted is moved without a kernel, too."""
-    found = install_stand_in(monkeypatch, with_kernel=False)
-    monkeypatch.setitem(sys.modules, "hf_specdec_kernels", None)
+class NotesOperators(TorchDispatchMode):
+    """Notes which of our operators run: on CUDA each would launch a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "hf_specdec_kernels":
+            self.ran.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+def test_without_kernels(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA device without Triton: no graphs, and no operator runs, which would launch a kernel."""
+    found = install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setitem(sys.modules, "triton", None)
     kernels.kernels_are_installed.cache_clear()
+    draft_tree._of_tree.cache_clear()  # of other tests
     try:
         target = tiny_model(dtype=torch.float32)
-        both(
-            target,
-            noisy_copy(target, 0.05),
-            ragged_prompts(),
-            max_new_tokens=24,
-            continuous_batching_config=limits(),
-        )
+        with NotesOperators() as operators:
+            both(
+                target,
+                noisy_copy(target, 0.05),
+                ragged_prompts(),
+                max_new_tokens=24,
+                continuous_batching_config=limits(),
+                tree=tree,
+            )
     finally:
         kernels.kernels_are_installed.cache_clear()
-    assert found.captures == 0
+    assert found.captures == 0 and not operators.ran
 
 
 def test_weights_that_moved_are_captured_anew(stand_in: StandIn) -> None:
