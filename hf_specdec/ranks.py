@@ -92,7 +92,8 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """
         A context for a capture, which all ranks have or none: an exception on one rank is one on all. (The ranks must
-        run the same forwards, and a capture runs one more.)
+        run the same forwards, and a capture runs one more.) Not so an exception amid the exchanges of the run before a
+        capture, as when memory runs out there: the other ranks wait in theirs.
 
         Raises:
             RuntimeError: if another rank has failed.
