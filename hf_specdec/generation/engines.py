@@ -89,14 +89,14 @@ def borrowed_engine(
         rows (`int`): rows of the call.
         num_slots (`int`): most tokens of a row, those of a tree included.
     """
-    key = _key(model, drafter, plan, rows, num_slots)
+    wanted = _key(model, drafter, plan, rows, num_slots)
     with _lock:
         kept: _Kept = vars(model).setdefault(_ATTRIBUTE, _Kept())
-        key = _with_room(kept, key)
+        key = _with_room(kept, wanted)
         engine, last_work = kept.pop(key, (None, None))
     ranks = Ranks.of(model)
     if not ranks.on_all(engine is not None):  # each rank frees its drafts when it may
-        engine = last_work = None
+        engine, last_work, key = None, None, wanted  # another rank's may have had other room
     if engine is None and not ranks.on_all(_has_memory(model, drafter, key)):
         yield None
         return

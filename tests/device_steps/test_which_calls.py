@@ -22,6 +22,7 @@ from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.scheduler import Scheduler
 from hf_specdec.generation import engines
+from hf_specdec.ranks import Ranks
 from hf_specdec.trees.candidate_trees import CandidateTrees
 
 
@@ -63,6 +64,19 @@ def test_short_texts_by_the_engine_of_long_ones(steps: Steps) -> None:
         text = target.generate(**prompts(1, length), **options, assistant_model=draft, tree=IRREGULAR)
         assert torch.equal(text, target.generate(**prompts(1, length), **options))
         assert len(vars(target)["_engines_of_calls"]) == num_engines
+
+
+def test_an_engine_that_another_rank_has_dropped(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks make a new one of equal size: that of the call, not of the engine that some still have."""
+    target = tiny_model(dtype=torch.float32)
+    options = {"max_new_tokens": 12, "assistant_model": noisy_copy(target, 0.05), "tree": IRREGULAR}
+    found = []
+    for length in (140, 9):
+        answers = iter([False])
+        monkeypatch.setattr(Ranks, "on_all", lambda ranks, holds, answers=answers: next(answers, holds))
+        target.generate(**prompts(1, length), do_sample=False, **options)
+        found.append([key.blocks for key in vars(target)["_engines_of_calls"]])
+    assert len(found[1]) == 1 and found[1][0] < found[0][0]
 
 
 def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
