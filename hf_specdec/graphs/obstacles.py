@@ -87,8 +87,8 @@ def _obstacle_of_layers(model: PreTrainedModel) -> str | None:
 
 def fingerprint_of(model: PreTrainedModel) -> Any:
     """
-    Addresses of the weights, active adapters, implementations of attention and experts: when one changes, graphs are
-    captured anew.
+    Addresses of the weights, classes of the modules and their forwards, active adapters, implementations of attention
+    and experts: when one changes, graphs are captured anew.
     """
     modules = modules_of(model)
     tensors = (*parameters_of(modules), *buffers_of(modules))
@@ -99,7 +99,9 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
         if hasattr(type(module), "disable_adapters")  # asking the module instead of its class is slow
         if isinstance(module.disable_adapters, bool)  # a model has a method of that name
     )
-    return hash(places), implementation_of(model), experts_of(model), adapters
+    kinds: tuple[Any, ...] = tuple(map(type, modules))
+    forwards = tuple(kind.forward for kind in dict.fromkeys(kinds))
+    return hash((places, kinds)), forwards, implementation_of(model), experts_of(model), adapters
 
 
 def reason_of(error: Exception) -> str:

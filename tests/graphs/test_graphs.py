@@ -182,6 +182,19 @@ def test_inference_mode_before_and_after(stand_in: StandIn) -> None:
     assert len(graphs.stores._shelves[target].stores) == 2
 
 
+def test_modules_of_other_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another activation has no weights whose place would tell; neither has a forward that somebody replaces."""
+    target = tiny_model()
+    before = graphs.fingerprint_of(target)
+    assert graphs.fingerprint_of(target) == before
+    mlp = target.model.layers[0].mlp
+    mlp.act_fn = torch.nn.GELU()
+    other = graphs.fingerprint_of(target)
+    assert other != before
+    monkeypatch.setattr(type(mlp), "forward", lambda module, states: states)
+    assert graphs.fingerprint_of(target) not in (before, other)
+
+
 def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:
     """The graph of a model with an adapter is not that of the model without."""
     peft = pytest.importorskip("peft", reason="adapters need peft")
