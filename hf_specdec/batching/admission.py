@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
 from ..drafters import Drafter
 from ..engine.prompt_inputs import Leads, PromptInputs
+from ..engine.prompt_memory import PromptMemory
 from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
@@ -77,6 +78,8 @@ class Admission:
         self._preparations, self.leads = Preparations(model), Leads()
         self.pool: BlockPool | None = None
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
+        self.memory = PromptMemory(model)
+        """What there is beside these blocks."""
         self.present_run: Callable[[], int | None] = lambda: None
         """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
         self._checked_in: Hashable | None = None
@@ -203,7 +206,21 @@ class Admission:
             )
             _ = how.device_warpers  # here, and not in the thread of steps, tokens are read from the device
         self._check_fits(request)
+        self.memory.check(len(prompt), values)
         return request
+
+    def needed_by(self, prompts: Iterable[Any], memory: PromptMemory) -> int:
+        """
+        Most bytes that the device needs to read any of these prompts, see `PromptMemory`; those that are refused count
+        for nothing.
+        """
+        most = 0
+        for prompt in prompts:
+            if isinstance(prompt, Mapping):
+                with suppress(TypeError, ValueError):
+                    tokens, values = split_prompt(prompt, None)
+                    most = max(most, memory.needed(len(tokens), checked_inputs(self.model, len(tokens), values)))
+        return most
 
     def _own_tree(self, tree: Any, generation_config: GenerationConfig) -> Any:
         """

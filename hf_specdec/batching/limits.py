@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
@@ -12,6 +12,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 from ..cache.blocks import NUM_RESERVED
 from ..compat import block_size_of
 from ..forwards.chunks import chunk_size_for
+from ..models.structure import execution_device
 from .memory import (
     DEFAULT_SHARES,
     TOKEN_WITHOUT_KV,
@@ -74,6 +75,8 @@ class Limits:
         max_queue_size (`int`): most waiting requests; 0 for any number.
         return_logprobs (`bool`): whether results have the log-probabilities of their tokens, by default.
         shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks (`PrefixCache`).
+        image_pixels (`int`): pixels of the largest image for which K/V blocks leave memory; 0 for none. A model whose
+            images have one size, or that hears sound, takes what these need.
 
     Raises:
         ValueError: for a limit that lets nothing run.
@@ -87,10 +90,11 @@ class Limits:
     max_queue_size: int = 0
     return_logprobs: bool = False
     shares_prefixes: bool = True
+    image_pixels: int = 4096 * 4096
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "num_blocks", "max_requests", "chunk_size", "max_queue_size"):
-            value, least = getattr(self, name), int(name != "max_queue_size")
+        for name in ("block_size", "num_blocks", "max_requests", "chunk_size", "max_queue_size", "image_pixels"):
+            value, least = getattr(self, name), int(name not in ("max_queue_size", "image_pixels"))
             if name == "num_blocks" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -127,31 +131,54 @@ class Limits:
             shares_prefixes=config.allow_block_sharing,
         )
 
-    def blocks(self, models: list[PreTrainedModel], num_nodes: int) -> int:
+    def blocks(self, models: list[PreTrainedModel], num_nodes: int, for_prompts: int = 0) -> int:
         """
         Number of K/V blocks to allocate: `num_blocks` if given, else what fits on the device with least room, in steps
-        of up to `num_nodes` draft nodes per request.
+        of up to `num_nodes` draft nodes per request. They leave `for_prompts` bytes of the first model's device, but
+        at most half of what is free.
         """
         if self.num_blocks is not None:
             return self.num_blocks
+        fitting = []
+        for device, each in self._bytes(models, num_nodes).items():
+            free = free_memory(device)
+            if device == execution_device(models[0]):
+                free -= min(for_prompts, free // 2)
+            share = self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)
+            fitting.append(self._fitting(free * share - each.of_scans, each.per_block, each.per_request))
+        return max(int(min(fitting)) - NUM_RESERVED, 1)
+
+    def room_beside(self, models: list[PreTrainedModel], num_nodes: int, num_blocks: int) -> int:
+        """Bytes that `num_blocks` blocks, and what running requests have beside them, leave of the target's device."""
+        device = execution_device(models[0])
+        each = self._bytes(models, num_nodes).get(device, _Bytes(0, 0, 0))
+        running = min(self.max_requests, num_blocks) * each.per_request
+        taken = (num_blocks + NUM_RESERVED) * each.per_block + running + each.of_scans
+        return max(free_memory(device) - taken, 0)
+
+    def _bytes(self, models: list[PreTrainedModel], num_nodes: int) -> dict[torch.device, _Bytes]:
+        """What blocks and requests take on each device where blocks are."""
         features = bytes_per_request(models, self.max_requests)
         ends = bytes_between_steps(models) if self.shares_prefixes else Counter()
         scans = bytes_of_scans(models, self.max_requests, self.chunk_size, num_nodes + 1)
-        fitting = (
-            self._fitting(
-                free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8))
-                - scans.get(device, 0),
-                per_token * self.block_size + ends[device],
-                features.get(device, 0),
-            )
-            for device, per_token in (bytes_per_token(models) or dict.fromkeys(features, TOKEN_WITHOUT_KV)).items()
-        )
-        return max(int(min(fitting)) - NUM_RESERVED, 1)
+        per_token = bytes_per_token(models) or dict.fromkeys(features, TOKEN_WITHOUT_KV)
+        return {
+            device: _Bytes(size * self.block_size + ends[device], features.get(device, 0), scans.get(device, 0))
+            for device, size in per_token.items()
+        }
 
     def _fitting(self, memory: float, per_block: int, per_request: int) -> float:
         """Blocks that fit into `memory` bytes beside the bytes per running request; each has one block at least."""
         most = memory / (per_block + per_request)
         return most if most < self.max_requests else (memory - self.max_requests * per_request) / per_block
+
+
+class _Bytes(NamedTuple):
+    """Bytes of a block, of a running request, and of recurrences meanwhile."""
+
+    per_block: int
+    per_request: int
+    of_scans: int
 
 
 _NAMES = {

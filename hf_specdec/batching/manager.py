@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,12 @@ from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
+from ..engine.prompt_memory import PromptMemory
 from ..engine.request import Request
 from ..forwards.chunks import busy_at
 from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
+from ..models.prompt_memory import has_towers
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
 from ..verification.log_probabilities import Mode
@@ -52,6 +54,8 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             prompt tokens per step and queue length.
         assistant_model: the draft model, head or drafter, as in `generate`.
         speculative_config (`SpeculativeConfig`, *optional*): how requests speculate.
+        prompts (`list`, *optional*): the prompts that are going to come, so that K/V blocks leave memory for their
+            images. By default they leave it for an image of `Limits.image_pixels`.
 
     Raises:
         ValueError, TypeError: for a target, draft or option that cannot be served.
@@ -65,6 +69,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         *,
         assistant_model: Any,
         speculative_config: SpeculativeConfig | None = None,
+        prompts: Sequence[list[int] | Mapping[str, Any]] | None = None,
     ):
         config = SpeculativeConfig() if speculative_config is None else speculative_config
         self.model = model
@@ -80,7 +85,14 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             self._limits.shares_prefixes,
         )
         self._ranks = Ranks.of(model)
-        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], self._admission.most_nodes))
+        models, most_nodes, memory = [model, *drafter.models], self._admission.most_nodes, PromptMemory(model)
+        for_prompts = memory.needed_for_pixels(self._limits.image_pixels)
+        if prompts is not None:
+            for_prompts = self._admission.needed_by(prompts, memory)
+        num_blocks = self._ranks.least(self._limits.blocks(models, most_nodes, for_prompts))
+        if has_towers(model):
+            memory.room = self._ranks.least(self._limits.room_beside(models, most_nodes, num_blocks))
+        self._admission.memory = memory
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)
         self.engine = Engine(
             model,
@@ -98,6 +110,7 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
             shares_prefixes=self._limits.shares_prefixes,
         )
         engine = self.engine
+        engine.prompt_memory = memory
         self._admission.present_run = lambda: engine.present_run
         engine.check_models = partial(check_foreign_hooks, model, drafter, config)
         self._made_for = self._models_now()
@@ -156,6 +169,11 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         is_alike = is_alike and self._limits == limits and self._made_for == self._models_now()
         is_idle = not self.is_running() and not self._loop.inbox
         return is_alike and is_idle and self._loop.fatal_error is None
+
+    def has_room_for(self, prompts: Sequence[list[int] | Mapping[str, Any]]) -> bool:
+        """Whether there is memory to read the images of each of these prompts."""
+        room = self.engine.prompt_memory.room
+        return room is None or self._admission.needed_by(prompts, self.engine.prompt_memory) <= room
 
     def _models_now(self) -> list[Any]:
         """Vocabulary size, dtypes and devices of the models, for which K/V memory and CUDA graphs were made."""

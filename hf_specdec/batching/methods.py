@@ -60,8 +60,12 @@ def _manager_for(
     assistant_model: Any,
     tree: Any,
     speculative_config: Any,
+    prompts: list[list[int] | Mapping[str, Any]] | None = None,
 ) -> SpeculativeBatchingManager:
-    """See `_make_manager`; `overrides` are default options beside the `generation_config`, see `BaseConfig`."""
+    """
+    See `_make_manager`; `overrides` are default options beside the `generation_config`, see `BaseConfig`, and
+    `prompts` all that are going to come, if that is known.
+    """
     if not isinstance(generation_config, GenerationConfig | None):
         raise TypeError(
             f"`generation_config` must be a GenerationConfig, but is {type(generation_config).__name__}: "
@@ -84,7 +88,8 @@ def _manager_for(
     kept = let_go(model)  # removed first, so that no other thread takes it
     if kept is not None:
         try:
-            if kept.serves(assistant_model, config, continuous_batching_config):
+            serves = kept.serves(assistant_model, config, continuous_batching_config)
+            if serves and (prompts is None or kept.has_room_for(prompts)):
                 kept.renew(defaults)
                 return kept
         except BaseException:
@@ -99,6 +104,7 @@ def _manager_for(
         continuous_batching_config,
         assistant_model=assistant_model,
         speculative_config=config,
+        prompts=prompts,
     )
 
 
@@ -161,6 +167,7 @@ def _generate_batch(
         assistant_model=reading(assistant_model, model, options.get("tokenizer"), assistant_tokenizer),
         tree=tree,
         speculative_config=speculative_config,
+        prompts=inputs,
     )
     # All requests are queued before the first step, so that `torch.manual_seed` reproduces the batch.
     streaming = options.pop("streaming", False)

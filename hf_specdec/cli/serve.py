@@ -157,6 +157,7 @@ def serve(
             num_blocks=num_blocks,
             max_queue_size=max_queue_size,
             with_images=not isinstance(images, str),
+            image_pixels=max_image_pixels,
             adapters=adapters,
             shares_prefixes=shares_prefixes,
             compile_cache=compile_cache_of(compile_cache) if compiles or device.startswith("cuda") else None,

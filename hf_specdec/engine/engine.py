@@ -24,6 +24,7 @@ from .captured import DeviceSteps, DraftGroup, Outcome
 from .noises import Noises
 from .policy import LoadPolicy
 from .prefixes import PrefixCache
+from .prompt_memory import PromptMemory
 from .request import Request
 from .scheduler import Scheduler
 from .target import InFlightTarget
@@ -71,6 +72,7 @@ class Engine:
     ):
         self.model, self.pool, self.policy, self._chunk_size = model, pool, policy, chunk_size
         self.ranks = Ranks.of(model)
+        self.prompt_memory = PromptMemory(model)
         graph_pool = GraphPool()
         self.target = InFlightTarget(model, pool, max_requests, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..trees import DraftTree
 from .captured import LaunchedPrompts
 from .captured.prompts import PromptReport
+from .prompt_memory import lacks_memory
 from .request import Request
 from .scheduler import Chunk
 
@@ -42,10 +41,10 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
     requests, counts = chunk.requests, chunk.counts
     nodes = engine.target.nodes_of(chunk)
     try:
-        logits = engine.target.read(chunk)
+        with engine.prompt_memory.measuring(counts[0], _inputs_of(chunk)):
+            logits = engine.target.read(chunk)
     except Exception as error:
-        lacks_memory = isinstance(error, torch.OutOfMemoryError)
-        if not chunk.is_whole or (lacks_memory and engine.ranks.are_several):  # others may have had enough
+        if not chunk.is_whole or (lacks_memory(error) and engine.ranks.are_several):  # others may have had enough
             raise
         return _refuse_inputs(engine, requests, error)
     engine.device_steps.deliver_results()
@@ -62,6 +61,13 @@ def _read(engine: Engine, chunk: Chunk) -> list[Request]:
     return begun
 
 
+def _inputs_of(chunk: Chunk) -> dict[str, Any]:
+    """What one prompt that a chunk is the whole of holds beside its tokens; nothing of others."""
+    inputs, is_one = chunk.requests[0].inputs, chunk.is_whole and len(chunk.requests) == 1
+    is_one = is_one and chunk.counts[0] == len(chunk.requests[0].prompt)
+    return inputs.values if inputs is not None and is_one else {}
+
+
 def _refuse_inputs(engine: Engine, requests: list[Request], error: Exception) -> list[Request]:
     """
     Fails requests whose inputs the model does not take, such as images that their tokens have no places for, or that
@@ -71,6 +77,8 @@ def _refuse_inputs(engine: Engine, requests: list[Request], error: Exception) ->
         engine.target.features.drop()
     for request in requests:
         request.fail(error, by_its_options=True)
+        if lacks_memory(error) and request.inputs is not None:
+            request.error = engine.prompt_memory.error_of(error, len(request.prompt), request.inputs.values)
     engine.bookkeeping.mark_nan_of_failed(requests)
     return requests
 

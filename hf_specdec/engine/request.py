@@ -26,6 +26,7 @@ from ..verification.device_warpers import Warpers, without_padding
 from ..verification.log_probabilities import LogprobOptions, TokenLogprob
 from . import sharing
 from .prompt_inputs import PromptInputs
+from .prompt_memory import lacks_memory
 from .stopping import TokenCriterion, end_tokens_of, max_length_of
 
 
@@ -321,8 +322,8 @@ class Request:
         lack of memory is not their fault.
         """
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-        self.fails_by_its_options = by_its_options and not lacks_memory
+        is_for_memory = isinstance(error, BaseException) and lacks_memory(error)
+        self.fails_by_its_options = by_its_options and not is_for_memory
         self.status = RequestStatus.FAILED
 
     def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:

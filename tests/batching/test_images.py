@@ -149,7 +149,7 @@ def test_images_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"assistant_model": NgramDraft(), "tree": IRREGULAR, "continuous_batching_config": limits()}
     outputs = model.generate_batch([large, *prompts], max_new_tokens=NEW_TOKENS, do_sample=False, **options)
     failed, *others = outputs.values()
-    assert failed.error == "OutOfMemoryError: no room" and not failed.fails_by_its_options
+    assert failed.error.startswith("OutOfMemoryError: memory ran out") and not failed.fails_by_its_options
     assert [one.generated_tokens for one in others] == texts
 
 

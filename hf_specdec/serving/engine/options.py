@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..defaults import MOST_IMAGE_PIXELS
+
 
 if TYPE_CHECKING:
     from ...config import SpeculativeConfig
@@ -25,6 +27,7 @@ class EngineOptions:
             max_queue_size (`int`): limits of the manager (`max_batch_tokens` is `Limits.chunk_size`); by default those
             of `Limits.of`.
         with_images (`bool`): whether the target is loaded with what reads images.
+        image_pixels (`int`): pixels of the largest image that requests may have; see `Limits`.
         adapters (`dict[str, str]`): Hub id or folder of each LoRA adapter that requests can choose, by name.
         shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks.
         compile_cache (`str`, *optional*): folder in which compiled code is kept for later processes; see `KeptCode`.
@@ -41,6 +44,7 @@ class EngineOptions:
     num_blocks: int | None = None
     max_queue_size: int = 0
     with_images: bool = False
+    image_pixels: int = MOST_IMAGE_PIXELS
     adapters: dict[str, str] = field(default_factory=dict)
     shares_prefixes: bool = True
     compile_cache: str | None = None

@@ -71,6 +71,7 @@ def load(
         chunk_size=options.max_batch_tokens or defaults.chunk_size,
         max_queue_size=options.max_queue_size,
         shares_prefixes=options.shares_prefixes,
+        image_pixels=options.image_pixels if options.with_images else 0,
     )
 
     def manager() -> SpeculativeBatchingManager:
