@@ -86,8 +86,9 @@ class SpeculativeBatchingManager(HasThread, ReadsResults):
         )
         self._ranks = Ranks.of(model)
         models, most_nodes, memory = [model, *drafter.models], self._admission.most_nodes, PromptMemory(model)
-        for_prompts = memory.needed_for_pixels(self._limits.image_pixels)
-        if prompts is not None:
+        if prompts is None:
+            for_prompts = memory.needed_for_pixels(self._limits.image_pixels)
+        else:
             for_prompts = self._admission.needed_by(prompts, memory)
         num_blocks = self._ranks.least(self._limits.blocks(models, most_nodes, for_prompts))
         if has_towers(model):
