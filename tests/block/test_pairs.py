@@ -10,7 +10,7 @@ import torch
 
 from hf_specdec import DraftTree, DynamicTree, TokenTree
 from hf_specdec.block import BlockConfig, BlockHead
-from hf_specdec.drafters.growth import grow_from_pairs, pairs_of
+from hf_specdec.drafters.growth import grow_from_pairs, pairs, pairs_of
 
 
 LEVELS, SIZE = 4, 12
@@ -117,13 +117,25 @@ def test_tokens_that_are_no_candidates() -> None:
     logits = 2 * logits
     head.markov_head.markov_w2.weight.data *= 0.1
     pairs = pairs_of(head, logits, states, roots, None)
-    assert pairs.tokens.shape == (3, LEVELS, 64)
+    assert pairs.tokens.shape == (3, LEVELS, 512)
     assert (pairs.log_q.exp().sum(dim=3) < 1).all()
     for place in (0, 5):
         parents = pairs.tokens[:, :-1, place]
         exact = head.conditional_logits(logits[:, 1:], states[:, 1:], parents)[0].log_softmax(dim=-1)
         found = pairs.log_q[:, 1:, place]
         torch.testing.assert_close(found, exact.gather(2, pairs.tokens[:, 1:]), atol=0.05, rtol=0)
+
+
+@torch.no_grad()
+def test_many_rows_have_fewer_candidates() -> None:
+    """The table of pairs stays small; with few rows small vocabularies are paired whole."""
+    head = head_of("vanilla", target=900, draft=700)
+    for rows, expected in ((1, 512), (16, 512), (60, 256), (1000, 64)):
+        logits, states = torch.randn(rows, LEVELS, 700), torch.randn(rows, LEVELS, SIZE)
+        roots = torch.zeros(rows, 1, dtype=torch.long)
+        if rows < 1000:
+            assert pairs_of(head, logits, states, roots, None).tokens.shape == (rows, LEVELS, expected)
+        assert pairs._num_candidates(rows, LEVELS) == expected
 
 
 def test_heads_whose_whole_path_counts() -> None:

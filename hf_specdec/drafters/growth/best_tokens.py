@@ -9,7 +9,7 @@ from ...kernels import DEVICES, DTYPES, kernels_are_installed
 
 BestTokens = tuple[torch.Tensor, torch.Tensor]
 """Tokens `[…, count]` int64, the best first, and their log-probabilities, float32."""
-MOST_TOKENS = 64
+_MOST_TOKENS = 64
 """Most tokens that the kernel finds."""
 
 
@@ -31,7 +31,7 @@ def _suits_kernel(logits: torch.Tensor, count: int) -> bool:
     return (
         logits.device.type in DEVICES
         and logits.dtype in DTYPES
-        and count <= min(MOST_TOKENS, logits.shape[-1])
+        and count <= min(_MOST_TOKENS, logits.shape[-1])
         and logits.stride(-1) == 1
         and kernels_are_installed()
     )
