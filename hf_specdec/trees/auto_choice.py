@@ -43,8 +43,11 @@ class AutoChoice(TreeChoice):
     """Steps with trees after which one goes without, so that a change of the machine's speed is seen."""
     CATCHES_UP = 2
     """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
-    SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.03
-    """Largest share of the text that may be lost where drafting begins again, tries a tree, and goes on."""
+    SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.02
+    """
+    Largest share of the text that may be lost where drafting begins again, tries a tree, and goes on, besides what it
+    is expected to gain; see `Losses.allow`.
+    """
 
     SURE, MOST_REFUSALS = 0.75, 3
     """
@@ -118,12 +121,20 @@ class AutoChoice(TreeChoice):
         if trial is not None:
             return trial[0]
         self._step += 1
-        if not self.losses.allow(self.SHARE if self._without else self.SHARE_OF_PLANS):
-            return None
         plan = self._planned()
-        if plan.tree is not None:
-            self._way = self._ways[plan.takes_best != self._takes_other(plan)]
-        return self._one if plan.tree is None and self._without >= self.PROBE else plan.tree
+        if plan.tree is None:
+            return self._one if self._without >= self.PROBE and self.losses.allow(self.SHARE) else None
+        if not self._may_draft(plan):
+            return None
+        self._way = self._ways[plan.takes_best != self._takes_other(plan)]
+        return plan.tree
+
+    def _may_draft(self, plan: Plan[TokenTree | DynamicTree]) -> bool:
+        """Whether drafting has lost little enough for what the plan is expected to gain by usual times."""
+        way, share = self._ways[plan.takes_best], self.SHARE if self._without else self.SHARE_OF_PLANS
+        seconds = self.times.of(plan.tree)
+        tokens = way.tokens(plan.tree, way.chances(self._evidence))
+        return self.losses.allow(share, speed=tokens * self.times.of(None) / seconds if seconds > 0 else 1.0)
 
     def _trial(self) -> tuple[TokenTree | DynamicTree | None] | None:
         """The kind of step to try next (None among them: no tree), or None if there is none to try, or to afford."""

@@ -24,27 +24,43 @@ class Losses:
 
     Args:
         asked (`int`, *optional*): most tokens that the text gets; None: any number.
+        lost (`float`): what is lost, in steps without a tree.
+        written (`float`): tokens of the text so far.
     """
 
     asked: int | None
     lost: float = 0.0
+    written: float = 0.0
 
     MOST_AHEAD = 100
     """Most tokens still to come of which a share may be lost: a text may end long before it must."""
+    UNKNOWN = 30
+    """Tokens to come of a text of any length, for which a gain is expected."""
     MEMORY = 400.0
     """Tokens in which a loss is forgotten, exponentially."""
     MOST_GAIN = 3.0
     """Most gain that is held against later losses."""
+    HOPE = 1.0
+    """Share of the gain expected in the tokens to come that may be lost before."""
 
     def add(self, cost: float, tokens: float) -> None:
         """Adds a step that took as long as `cost` steps without a tree, and gave `tokens` per row."""
+        self.written += tokens
         kept = max(1.0 - tokens / self.MEMORY, 0.0)
         self.lost = max(kept * self.lost + cost - tokens, -self.MOST_GAIN)
 
-    def allow(self, share: float, cost: float = 0.0) -> bool:
-        """Whether less than this share of the text is lost, even after a step that costs `cost` for nothing."""
+    def allow(self, share: float, cost: float = 0.0, speed: float = 1.0) -> bool:
+        """
+        Whether less than this share of the text is lost, even after a step that costs `cost` for nothing.
+
+        Args:
+            speed (`float`): expected tokens of drafting in the time of a step without a tree. What this gains in the
+                tokens to come may be lost before, too.
+        """
         asked = self.MOST_AHEAD if self.asked is None else min(self.asked, self.MOST_AHEAD)
-        return self.lost + cost < share * asked
+        to_come = self.UNKNOWN if self.asked is None else min(max(self.asked - self.written, 0.0), self.MOST_AHEAD)
+        gain = self.HOPE * to_come * max(1.0 - 1.0 / speed, 0.0) if speed > 0 else 0.0
+        return self.lost + cost < share * asked + gain
 
 
 class Ratio:
@@ -93,8 +109,10 @@ def _prior(kind: Kind, limits: AutoTree) -> tuple[float, ...] | None:
     return limits.prior if kind[0] is None else (kind[0],)
 
 
-def _new_table(kind: Kind, limits: AutoTree, guesses: list[list[float]] | None = None) -> AcceptanceTable:
-    return AcceptanceTable(limits.max_depth, limits.max_children, _prior(kind, limits), guesses)
+def _new_table(
+    kind: Kind, limits: AutoTree, guesses: list[list[float]] | None = None, weight: float = AcceptanceTable.WEIGHT
+) -> AcceptanceTable:
+    return AcceptanceTable(limits.max_depth, limits.max_children, _prior(kind, limits), guesses, weight)
 
 
 class Remembered:
@@ -105,6 +123,11 @@ class Remembered:
 
     ENOUGH = 256
     """Drafts of a kind that are enough."""
+    WEIGHT = 12.0
+    """
+    Weight in drafts of what enough drafts accepted, when a text begins: texts differ in the acceptance of the best
+    token by a standard deviation of about 0.12, as if each was a sample of so many drafts.
+    """
     LEAST = 0.005
     """Least chance with which a call begins."""
 
@@ -115,10 +138,13 @@ class Remembered:
 
     def new_table(self, kind: Kind, limits: AutoTree) -> AcceptanceTable:
         """A table for one call."""
-        guesses, known = None, self._tables.get((kind, limits.max_depth, limits.max_children))
-        if known is not None:
-            guesses = [[max(chance, self.LEAST) for chance in ranks] for ranks in known.chances()]
-        return _new_table(kind, limits, guesses)
+        known = self._tables.get((kind, limits.max_depth, limits.max_children))
+        if known is None:
+            return _new_table(kind, limits)
+        guesses = [[max(chance, self.LEAST) for chance in ranks] for ranks in known.chances()]
+        usual = AcceptanceTable.WEIGHT
+        weight = usual + (self.WEIGHT - usual) * min(known.num_drafts / self.ENOUGH, 1.0)
+        return _new_table(kind, limits, guesses, weight)
 
     def ratio(self, takes_best: bool, tree: DynamicTree) -> float:
         """See `Ratio`."""

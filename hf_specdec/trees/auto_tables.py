@@ -22,12 +22,14 @@ class AcceptanceTable:
             deeper levels take the last one. Defaults to `FIRST_GUESS`.
         guesses (`list[list[float]]`, *optional*): probabilities `[depth][rank]` before anything is counted, in place
             of `prior`.
+        weight (`float`, *optional*): weight in drafts of these probabilities, and of a rank's average over all depths
+            in the estimate for one depth. Defaults to `WEIGHT`.
     """
 
     FIRST_GUESS = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
     """Prior acceptance probability by rank, of the order that the papers of EAGLE and SpecInfer report."""
     WEIGHT = 4.0
-    """Weight, in drafts, of the prior, and of a rank's average over all depths in the estimate for one depth."""
+    """Usual weight of the prior."""
     DECAY = 0.985
     """Factor by which earlier counts shrink at every step."""
 
@@ -37,7 +39,9 @@ class AcceptanceTable:
         max_children: int,
         prior: Sequence[float] | None = None,
         guesses: list[list[float]] | None = None,
+        weight: float = WEIGHT,
     ):
+        self._weight = weight
         depths, ranks = range(max_depth), range(max_children)
         self._hits = [[0.0 for _ in ranks] for _ in depths]
         self._trials = [[0.0 for _ in ranks] for _ in depths]
@@ -113,7 +117,7 @@ class AcceptanceTable:
         Acceptance probabilities `[depth][rank]`, not rising with the rank; rarely seen entries lean on other depths of
         the rank.
         """
-        table, weight = [], self.WEIGHT
+        table, weight = [], self._weight
         # How many times the prior of each rank came true, over all depths.
         ratios = []
         for hits, trials, guesses in zip(*(zip(*part, strict=True) for part in self._parts), strict=True):

@@ -78,6 +78,54 @@ class Measured:
         return self._recent is None and self._is_first
 
 
+@dataclass(frozen=True)
+class _Line:
+    """
+    A line through measured numbers.
+
+    Args:
+        start (`float`), slope (`float`): seconds at 0, and those that a number adds.
+        noise (`float`): variance of a measurement, relative to the seconds.
+        around (`float`): variance of numbers around the line, relative to the seconds.
+    """
+
+    start: float
+    slope: float
+    noise: float
+    around: float
+
+    @classmethod
+    def through(cls, points: list[tuple[int, float, float]], spread: float, weight: float) -> _Line:
+        """
+        The line of least squares.
+
+        Args:
+            points (`list`): number, median seconds and number of measurements of each.
+            spread (`float`): relative spread of a measurement.
+            weight (`float`): weight of the line in measurements, where noise explains all deviations from it.
+        """
+        total = sum(count for _, _, count in points)
+        middle = sum(count * number for number, _, count in points) / total
+        mean = sum(count * seconds for _, seconds, count in points) / total
+        width = sum(count * (number - middle) ** 2 for number, _, count in points)
+        slope = max(
+            sum(count * (number - middle) * (seconds - mean) for number, seconds, count in points) / width, 0.0
+        )
+        line, noise = cls(mean - slope * middle, slope, 0.0, 0.0), max(spread, 0.01) ** 2
+        off = sum(count * (line.at(number) / seconds - 1.0) ** 2 for number, seconds, count in points)
+        # By noise alone `off` would be about its variance for each point beyond the two that a line takes.
+        beyond = max(off - noise * (len(points) - 2), 0.0) / total
+        return cls(line.start, slope, noise, noise / weight + beyond)
+
+    def at(self, number: int) -> float:
+        """Seconds at a number."""
+        return self.start + self.slope * number
+
+    def share(self, count: float) -> float:
+        """Weight of a number's own median of `count` measurements beside the line, from 0 to 1."""
+        return self.around / (self.around + self.noise / count)
+
+
 class TimeTable:
     """
     Seconds by a whole number (a depth, or a number of nodes), measured for some and interpolated for others.
@@ -97,7 +145,10 @@ class TimeTable:
     SPREAD, WEIGHT = 0.1, 3.0
     """Relative spread of measurements that is assumed at first, and its weight in measurements."""
     LINE, FEWEST_OF_LINE = 4.0, 4
-    """Weight, in measurements, of the line through all numbers beside one of them, and fewest numbers of a line."""
+    """
+    Weight, in measurements, of the line through all numbers beside one of them, and fewest numbers of a line. It
+    weighs less, the farther numbers are from the line beyond what noise explains.
+    """
     WARMING_UP = 0.3
     """Relative error of a number's only measurement."""
 
@@ -160,12 +211,12 @@ class TimeTable:
     def _rising(self, at_best: bool) -> list[tuple[int, float]]:
         """Pairs of a measured number and its seconds; neighbours that would fall get their common mean."""
         runs: list[tuple[list[int], float, float]] = []  # numbers, mean seconds, weight
-        spread, line = self._spread() if at_best else 0.0, self._line()
+        spread, line = self._spread(), self._line()
         for number, measured in sorted(self._measured.items()):
             seconds, weight = measured.median, float(len(measured.seconds))
             if number > 0 and line is not None:
-                share = weight / (weight + self.LINE)
-                seconds = share * seconds + (1.0 - share) * (line[0] + line[1] * number)
+                share = line.share(weight)
+                seconds = share * seconds + (1.0 - share) * line.at(number)
             if at_best and not measured.is_kept:
                 seconds *= 1.0 - min(self._error(measured, spread), 0.5)
             runs.append(([number], seconds, weight))
@@ -174,20 +225,12 @@ class TimeTable:
                 runs.append(([*before, *after], (late * its + early * weight) / (its + weight), its + weight))
         return [(number, seconds) for numbers, seconds, _ in runs for number in numbers]
 
-    def _line(self) -> tuple[float, float] | None:
-        """Start and slope of the line through all numbers from 1 on; None if there are too few to say."""
-        points = [(number, measured) for number, measured in self._measured.items() if number > 0]
-        if len(points) < self.FEWEST_OF_LINE:
-            return None
-        weights = [float(len(measured.seconds)) for _, measured in points]
-        middle = sum(weight * number for weight, (number, _) in zip(weights, points, strict=True)) / sum(weights)
-        mean = sum(weight * its.median for weight, (_, its) in zip(weights, points, strict=True)) / sum(weights)
-        spread = both = 0.0
-        for weight, (number, measured) in zip(weights, points, strict=True):
-            spread += weight * (number - middle) ** 2
-            both += weight * (number - middle) * (measured.median - mean)
-        slope = max(both / spread, 0.0)
-        return mean - slope * middle, slope
+    def _line(self) -> _Line | None:
+        """The line through all numbers from 1 on; None if there are too few to say."""
+        points = [
+            (number, its.median, float(len(its.seconds))) for number, its in self._measured.items() if number > 0
+        ]
+        return None if len(points) < self.FEWEST_OF_LINE else _Line.through(points, self._spread(), self.LINE)
 
     def _error(self, measured: Measured, spread: float) -> float:
         """Relative standard error of a median."""
