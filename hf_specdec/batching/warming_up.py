@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Most steps that dummy requests run."""
-MOST_OPEN = 8
-"""Most open requests beside which graphs are captured."""
 SHARE_OF_TIME = 0.01
 """Share of the time for which open requests may have waited for captures."""
 PROMPTS_THAT_WAIT = 4
@@ -166,15 +164,14 @@ class WarmUp:
         return True
 
     def _next(self) -> Ahead | None:
-        """What to capture now: what requests have wanted most, or else the next of the plan while there are none."""
+        """What to capture now: what requests have wanted most, or else the next of the plan."""
         engine, steps = self._engine, self._engine.device_steps
         if self._at_once or not steps.works or not steps.stored.are_ahead:
             return None
-        is_idle = not engine.scheduler.has_work
-        if not (is_idle or self._may_wait):
+        if engine.scheduler.has_work and not self._may_wait:
             return None
         wanted = next(self._wanted(), None)
-        if wanted is not None or not is_idle:
+        if wanted is not None:
             return wanted
         while self._left:
             ahead = self._left.pop(0)
@@ -186,9 +183,7 @@ class WarmUp:
     def _may_wait(self) -> bool:
         """Whether the open requests may wait for a capture."""
         scheduler = self._engine.scheduler
-        if scheduler.waiting or len(scheduler.active) > MOST_OPEN:
-            return False
-        if any(request.status != RequestStatus.DECODING for request in scheduler.active):
+        if scheduler.waiting or any(request.status != RequestStatus.DECODING for request in scheduler.active):
             return False
         spent = self._spent + self._engine.device_steps.seconds_of_capture
         return spent <= SHARE_OF_TIME * (time.perf_counter() - self._began)
