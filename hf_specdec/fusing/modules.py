@@ -29,7 +29,7 @@ NOT_FUSED = object()
 """Says that a module cannot be fused."""
 _SMALL = 1e-3
 """Size of numbers beside which an eps shows."""
-_LARGE = torch.tensor([[1.0], [12.0], [120.0]])
+_LARGE = torch.tensor([[1.0], [12.0], [120.0]], device="cpu")
 """Sizes of numbers that show whether a gate is clamped; their products are finite in float16."""
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of any module."""

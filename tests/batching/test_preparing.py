@@ -185,7 +185,7 @@ def test_plans_of_prepared_options(
     found, checks = plan(greedy, tree=own_tree)
     assert found.tree == own_tree and checks == 1
     found, checks = plan(sampled, seed=3)
-    assert not found.uses_rejection and expected["sampled"].uses_rejection and checks == 1
+    assert not found.draws_children and expected["sampled"].draws_children and checks == 1
     assert plan(greedy) == (expected["greedy"], 0) and plan(sampled) == (expected["sampled"], 0)
     assert plan(greedy, run=2) == (expected["greedy"], 1)
     with pytest.raises(ValueError, match="num_beams"):

@@ -141,7 +141,14 @@ def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
 
 
 @pytest.mark.parametrize(
-    "kind, settings", [("markov", {}), ("plain", {}), ("rnn", {"draft_sampling": "greedy"})], ids=str
+    "kind, settings",
+    [
+        ("markov", {}),
+        ("markov", {"verification": "rejection"}),
+        ("plain", {}),
+        ("rnn", {"draft_sampling": "greedy"}),
+    ],
+    ids=str,
 )
 def test_samples_are_the_target_s(
     kind: str, settings: dict[str, Any], outcomes: list[RowOutcome], steps: Steps
@@ -164,4 +171,4 @@ def test_nodes_chosen_by_their_own_tokens_do_not_fit(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(CandidateChoice, "_chosen", lambda self: TokenTree.chain(2))
     monkeypatch.setattr(LikeliestNodes, "of", wrong)
-    assert of_whole_steps("markov", rows=2_000).p_value < CAUGHT
+    assert of_whole_steps("markov", rows=2_000, verification="rejection").p_value < CAUGHT

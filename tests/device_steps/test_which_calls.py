@@ -20,6 +20,7 @@ import hf_specdec
 from hf_specdec import SpeculativeConfig, graphs
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.request import Request
 from hf_specdec.engine.scheduler import Scheduler
 from hf_specdec.generation import engines
 from hf_specdec.ranks import Ranks
@@ -84,9 +85,10 @@ def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.Monkey
     target, admitted = tiny_model(dtype=torch.float32), []
     admit = Scheduler.admit
 
-    def noted(self: Scheduler, number: int | None = None) -> None:
-        admit(self, number)
+    def noted(self: Scheduler, number: int | None = None) -> list[Request]:
+        found = admit(self, number)
         admitted.append((len(self.active), len(self.waiting)))
+        return found
 
     monkeypatch.setattr(Scheduler, "admit", noted)
     inputs = prompts(3, (engines.FEWEST_BLOCKS - 1) * engines.BLOCK_SIZE - 20)

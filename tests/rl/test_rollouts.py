@@ -75,7 +75,7 @@ def test_texts_are_those_of_the_policy_as_it_is_now(
 def test_a_warm_up(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first texts of a manager, and not again."""
     calls: list[int] = []
-    monkeypatch.setattr("hf_specdec.batching.manager.warm_up", lambda *_: calls.append(len(calls)))
+    monkeypatch.setattr("hf_specdec.batching.warming_up.WarmUp.run", lambda self: calls.append(len(calls)))
     model = tiny_model()
     with hf_specdec.rollouts(model, NgramDraft(), tree=TREE, warmup=True):
         assert asked(model) == asked(model) == alone(model)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,7 +212,8 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process, "let_steps_go_first", lambda: done.append("let_steps_go_first"))
     with pytest.raises(KeyboardInterrupt):
-        engine_process.run(options(), None)
+        connection: Any = SimpleNamespace(send=lambda stage: None)
+        engine_process.run(options(), connection)
     assert done == ["load", "let_steps_go_first", "warmup"]
 
 

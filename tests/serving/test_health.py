@@ -11,7 +11,7 @@ import pytest
 from support.servers import client_over
 
 from hf_specdec import NgramDraft
-from hf_specdec.batching import manager
+from hf_specdec.batching.warming_up import WarmUp
 from hf_specdec.building import building
 from hf_specdec.serving.engine import server as engine_server
 from hf_specdec.serving.engine.messages import Pulse
@@ -121,7 +121,7 @@ def test_signs_of_forwards() -> None:
 def test_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its end the server is starting, and requests are taken, but not served."""
     goes_on = threading.Event()
-    monkeypatch.setattr(manager, "warm_up", lambda *_: goes_on.wait(30))
+    monkeypatch.setattr(WarmUp, "run", lambda self: goes_on.wait(30))
     with client_over(warm_up=True) as (client, _):
         body = {"prompt": "abc", "max_tokens": 2}
         answers: list[int] = []
