@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from .configuration_block import BlockConfig
 
@@ -56,16 +57,24 @@ class MarkovHead(nn.Module):
         For every token the vector whose product with `queries` its logit gains, `[draft vocab, r]`; None where there
         is none, as for "rnn", where the whole path tells.
         """
-        if self.joint_proj is not None or type(self.markov_w2) is not nn.Linear:  # a quantised one, say
+        layers = (self.markov_w2,) if self.gate_proj is None else (self.markov_w2, self.gate_proj)
+        if self.joint_proj is not None or any(type(layer) is not nn.Linear for layer in layers):  # quantised, say
             return None
         return self.markov_w2.weight
 
     def queries(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """What tokens after `parents` gain, `[…, r]`, to be multiplied with their `keys`; but for "rnn"."""
+        """
+        What tokens after `parents` gain, `[…, r]`, to be multiplied with their `keys`; but for "rnn". `states` may
+        have one node for all of a position's parents.
+        """
         embeddings = self.markov_w1(parents)
         if self.gate_proj is None:
             return embeddings
-        return self.gate_proj(torch.cat([states, embeddings], dim=-1)).sigmoid() * embeddings
+        if states.shape[:-1] == parents.shape:
+            return self.gate_proj(torch.cat([states, embeddings], dim=-1)).sigmoid() * embeddings
+        of_states, of_parents = self.gate_proj.weight.split([states.shape[-1], embeddings.shape[-1]], dim=1)
+        gates = linear(states, of_states, self.gate_proj.bias) + linear(embeddings, of_parents)
+        return gates.sigmoid() * embeddings
 
 
 class CandidateSelector(nn.Module):

@@ -67,7 +67,7 @@ def pairs_of(
     tokens, log_q = best_tokens(logits, min(count, logits.shape[-1]))
     above = tokens[:, :-1] if target_ids is None else target_ids[tokens[:, :-1]]
     parents = torch.cat([roots[:, None].expand(-1, 1, tokens.shape[2]), above], dim=1)
-    queries = conditions.queries(states[:, :, None].expand(-1, -1, parents.shape[2], -1), parents)
+    queries = conditions.queries(states[:, :, None], parents)
     gained = queries @ conditions.keys[tokens].transpose(2, 3)
     scores = log_q[:, :, None] + gained.float()
     if selector is None:
