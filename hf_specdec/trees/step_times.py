@@ -112,14 +112,15 @@ class _Line:
             sum(count * (number - middle) * (seconds - mean) for number, seconds, count in points) / width, 0.0
         )
         line, noise = cls(mean - slope * middle, slope, 0.0, 0.0), max(spread, 0.01) ** 2
-        off = sum(count * (line.at(number) / seconds - 1.0) ** 2 for number, seconds, count in points)
+        of_some = [point for point in points if point[1] > 0]  # drafting may take no time that is seen
+        off = sum(count * (line.at(number) / seconds - 1.0) ** 2 for number, seconds, count in of_some)
         # By noise alone `off` would be about its variance for each point beyond the two that a line takes.
         beyond = max(off - noise * (len(points) - 2), 0.0) / total
         return cls(line.start, slope, noise, noise / weight + beyond)
 
     def at(self, number: int) -> float:
-        """Seconds at a number."""
-        return self.start + self.slope * number
+        """Seconds at a number, 0 at least."""
+        return max(self.start + self.slope * number, 0.0)
 
     def share(self, count: float) -> float:
         """Weight of a number's own median of `count` measurements beside the line, from 0 to 1."""

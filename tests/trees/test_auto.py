@@ -60,6 +60,17 @@ def test_a_number_that_was_seldom_measured_leans_on_the_others() -> None:
     assert table.up_to(3)[-1] == pytest.approx(13.0, rel=0.05)
 
 
+def test_times_that_are_not_seen() -> None:
+    """Drafting a tree takes no time of its own where a step with it is as fast as one without."""
+    table = TimeTable()
+    for number in (1, 2, 3, 4):
+        for _ in range(3):
+            table.add(number, 0.0)
+    assert table.up_to(6) == [0.0] * 7
+    table.add(8, 0.01)
+    assert 0.0 == table.up_to(8)[1] < table.up_to(8)[8]
+
+
 def test_likeliest_paths_by_brute_force() -> None:
     chances = [[0.5, 0.3, 0.1], [0.6, 0.2, 0.1], [0.9, 0.05, 0.02]]
     everything = [(chances[0][a], (a,)) for a in range(3)]
