@@ -123,7 +123,7 @@ class WarmUp:
             return
         try:
             self._take_times(ahead, ahead.capture(steps))
-        except Exception as error:
+        except Exception as error:  # for whatever reason: requests run in other graphs, or by the host
             compiled = steps.compiles
             steps.note_failure(error, compiled, isinstance(ahead, StepAhead))
             if compiled and steps.works:
