@@ -121,9 +121,13 @@ class Engine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context for the thread that calls `step`: switches attention, records features and renews CUDA graphs."""
+        """
+        A context for the thread that calls `step`, or captures steps ahead: switches attention, records features,
+        renews CUDA graphs, and records no gradients, for which layers would be neither fused nor compiled as in steps.
+        """
         self.check_models()
         with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
             self.drafting.refresh()
             self.target.adapters.renew()
             stack.enter_context(over_trees(self.model, *self.drafting.models))

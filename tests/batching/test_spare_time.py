@@ -17,6 +17,7 @@ from hf_specdec import NgramDraft, TokenTree, graphs
 from hf_specdec.batching import SpeculativeBatchingManager, warming_up
 from hf_specdec.engine.captured import stored
 from hf_specdec.engine.captured.ahead import PromptsAhead, StepAhead
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.request import RequestStatus
 from hf_specdec.graphs.paged import PagedGraphs
 
@@ -90,6 +91,21 @@ def test_loads_of_any_size_capture_nothing(
         if kind == "head":  # forwards of other drafts, on the host's demand, are captured one by one
             assert stand_in.captures == captures
         assert (set(steps.stored), set(steps.prompts._steps)) == before
+    assert_nothing_left(manager)
+
+
+def test_nothing_is_captured_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers would be neither fused nor compiled as in steps: the kernels have no gradients."""
+    modes: list[bool] = []
+    run = InFlightStep._run
+    monkeypatch.setattr(InFlightStep, "_run", lambda self: modes.append(torch.is_grad_enabled()) or run(self))
+    manager = warm_manager(copy.deepcopy(the_target()).float(), a_head(None).float())
+    with manager:
+        wait_until(lambda: manager.is_warm)
+        before = len(modes)
+        wait_until(lambda: manager.state.num_graphs_left == 0)
+        assert 0 < before < len(modes)
+    assert not any(modes)
     assert_nothing_left(manager)
 
 
