@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..kernels import DEVICES
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import modules_of, parameters_of
-from ..models.numbers import some_numbers
 from .forward import Fused, FusedForward
+from .gates import fused_gate, names_of_gated, passed_by
+from .norms import fused_norm, is_like_norm
 from .rotary import functions_named_in, fused_rotary, has_rotary
 
 
-_EPS = ("variance_epsilon", "eps")
-_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", None, "down_proj"))
-"""Names of an MLP's layers: gate, the other input (None: both in one layer), and output."""
 NOT_FUSED = object()
 """Says that a module cannot be fused."""
-_SMALL = 1e-3
-"""Size of numbers beside which an eps shows."""
-_LARGE = torch.tensor([[1.0], [12.0], [120.0]], device="cpu")
-"""Sizes of numbers that show whether a gate is clamped; their products are finite in float16."""
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of any module."""
 _BY_VALUE = frozenset((bool, int, float, str))
@@ -110,25 +103,10 @@ def _state_of(module: nn.Module) -> list[Any]:
 
 def _read_by(module: nn.Module) -> list[nn.Module]:
     """A module that may be fused, and the parts of it that its fused forward passes by; else nothing."""
-    if _is_like_norm(module):
+    if is_like_norm(module):
         return [module]
-    names = _names_of_gated(module)
-    return [] if names is None else [module, *_passed_by(module, names)]
-
-
-def _is_like_norm(module: nn.Module) -> bool:
-    return not module._modules and list(module._parameters) == ["weight"]
-
-
-def _names_of_gated(module: nn.Module) -> tuple[str, str | None, str] | None:
-    """Names of an MLP's layers, see `_GATED`; None for other modules."""
-    return next((names for names in _GATED if all(name is None or name in module._modules for name in names)), None)
-
-
-def _passed_by(module: nn.Module, names: tuple[str, str | None, str]) -> list[nn.Module]:
-    """The parts of an MLP that are none of its three layers, and all modules in them."""
-    others = [part for name, part in module._modules.items() if name not in names and part is not None]
-    return [one for part in others for one in modules_of(part)]
+    names = names_of_gated(module)
+    return [] if names is None else [module, *passed_by(module, names)]
 
 
 def _fused(module: nn.Module, dtype: torch.dtype) -> Any:
@@ -139,10 +117,10 @@ def _fused(module: nn.Module, dtype: torch.dtype) -> Any:
     if not _is_own(kind, kind.forward):
         return NOT_FUSED
     try:
-        if _is_like_norm(module):
-            return _fused_norm(module, dtype) or NOT_FUSED
-        names = _names_of_gated(module)
-        return (None if names is None else _fused_gate(module, names, dtype)) or NOT_FUSED
+        if is_like_norm(module):
+            return fused_norm(module, dtype) or NOT_FUSED
+        names = names_of_gated(module)
+        return (None if names is None else fused_gate(module, names, dtype)) or NOT_FUSED
     except Exception:  # noqa: BLE001  (code of others, to which our numbers may be anything)
         return NOT_FUSED
 
@@ -154,126 +132,3 @@ def _is_own(kind: type, forward: Any) -> bool:
     if not isinstance(forward, FunctionType) or of_class.__module__.partition(".")[0] == "torch":
         return False
     return forward.__globals__.get("__name__") == of_class.__module__ and not hasattr(forward, "__wrapped__")
-
-
-def _has_tensors(modules: list[nn.Module], *known: str) -> bool:
-    """Whether modules have tensors besides the known ones: what these do to our numbers may change in place."""
-    return any(
-        tensor is not None and name not in known
-        for module in modules
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-    )
-
-
-def _double(module: nn.Module, **others: dict[str, Any]) -> nn.Module:
-    """A copy of a module with other parameters or parts."""
-    double = nn.Module.__new__(type(module))
-    double.__dict__.update(vars(module) | others)
-    return double
-
-
-def _may_run(dtype: torch.dtype, *tensors: Any) -> bool:
-    """Whether the kernels take these tensors, all of this dtype and of no other class (sharded, quantized)."""
-    device = tensors[0].device
-    return dtype in DEVICES.get(device.type, ()) and all(
-        type(one) in (torch.Tensor, nn.Parameter) and one.dtype == dtype and one.device == device for one in tensors
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------- RMSNorm
-
-
-def _fused_norm(module: nn.Module, dtype: torch.dtype) -> Fused | None:
-    name = next((one for one in _EPS if isinstance(getattr(module, one, None), float)), None)
-    weight: Any = module._parameters["weight"]
-    if name is None or weight is None or weight.dim() != 1 or weight.dtype != dtype:
-        return None
-    scaling = None if _has_tensors([module], "weight") else _scaling_of(module, weight, name)
-    return None if scaling is None else partial(_run_norm, scaling, name, dtype)
-
-
-def _scaling_of(module: nn.Module, weight: torch.Tensor, eps: str) -> str | None:
-    """How a norm multiplies by its weight, see `hf_specdec_kernels.rms_norm`; None if it is none of these."""
-    from hf_specdec_kernels.rms_norm import SCALINGS, rms_norm_naive
-
-    size = len(weight)
-    input, numbers = some_numbers((4, size)).to(weight.dtype), some_numbers((size,), 0.7).to(weight.dtype)
-    input[2:] *= _SMALL
-    own = type(module).forward(_double(module, _parameters={"weight": numbers}), input)
-    for scaling in SCALINGS:
-        if _are_equal(own, rms_norm_naive(input, numbers, getattr(module, eps), scaling)):
-            return scaling
-    return None
-
-
-def _run_norm(scaling: str, eps: str, dtype: torch.dtype, module: Any, *args: Any, **options: Any) -> Any:
-    weight = module.weight
-    if len(args) == 1 and not options and _may_run(dtype, args[0], weight) and args[0].shape[-1:] == weight.shape:
-        from hf_specdec_kernels.rms_norm import unchecked
-
-        return unchecked(args[0], weight, getattr(module, eps), scaling)
-    return type(module).forward(module, *args, **options)
-
-
-# ---------------------------------------------------------------------------------------------------------- gated MLPs
-
-
-def _fused_gate(module: nn.Module, names: tuple[str, str | None, str], dtype: torch.dtype) -> Fused | None:
-    activation = _activation_of(module, names, dtype)
-    return None if activation is None else partial(_run_gate, activation, names, dtype)
-
-
-class _Gives(nn.Module):
-    """A layer with a given output, which refuses any input but the one given."""
-
-    def __init__(self, output: torch.Tensor, input: torch.Tensor):
-        super().__init__()
-        self.output, self.input = output, input
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if input is not self.input and not torch.equal(input, self.input):
-            raise ValueError("The MLP changes its input before it hands it to its layers.")
-        return self.output
-
-
-def _activation_of(module: nn.Module, names: tuple[str, str | None, str], dtype: torch.dtype) -> str | None:
-    """The activation of a gated MLP, see `hf_specdec_kernels.gated_product`; None if it computes something else."""
-    from hf_specdec_kernels.gated_product import ACTIVATIONS, gated_product_naive
-
-    passed_by = [module, *_passed_by(module, names)]
-    if _has_tensors(passed_by):
-        return None
-    input, numbers = some_numbers((3, 8)).to(dtype), (_LARGE * some_numbers((3, 256))).to(dtype)
-    gates, ups = numbers.chunk(2, dim=-1)
-    layers = [numbers] if names[1] is None else [gates, ups]
-    own = _own_product(_double(module, _modules=module._modules | {names[2]: nn.Identity()}), names, layers, input)
-    for activation in ACTIVATIONS:
-        if _are_equal(own, gated_product_naive(gates, ups, activation)):
-            return activation
-    return None
-
-
-def _own_product(
-    module: nn.Module, names: tuple[str, str | None, str], outputs: list[torch.Tensor], input: torch.Tensor
-) -> Any:
-    """An MLP's own forward, where its layers before the product have these outputs."""
-    layers = {name: _Gives(output, input) for name, output in zip(filter(None, names[:2]), outputs, strict=True)}
-    return type(module).forward(_double(module, _modules=module._modules | layers), input)
-
-
-def _run_gate(
-    activation: str, names: tuple[str, str | None, str], dtype: torch.dtype, module: Any, *args: Any, **options: Any
-) -> Any:
-    if len(args) != 1 or options:
-        return type(module).forward(module, *args, **options)
-    outputs = [module._modules[name](args[0]) for name in filter(None, names[:2])]
-    gates, ups = outputs if len(outputs) == 2 else outputs[0].chunk(2, dim=-1)
-    if not _may_run(dtype, gates, ups) or gates.shape != ups.shape:
-        return _own_product(module, names, outputs, args[0])
-    from hf_specdec_kernels.gated_product import unchecked
-
-    return module._modules[names[2]](unchecked(gates, ups, activation))
-
-
-def _are_equal(own: Any, ours: torch.Tensor) -> bool:
-    return isinstance(own, torch.Tensor) and own.dtype == ours.dtype and torch.equal(own, ours)

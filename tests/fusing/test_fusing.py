@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.fused import fused_kinds, fused_logits, logits
 from support.graphs import install_stand_in
+from support.hybrids import hybrid, is_known
 from support.interpreted import run_interpreted
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
@@ -76,6 +77,51 @@ def test_families(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     wanted = {op: sum(count for kind, count in FUSED[family].items() if kinds[op] in kind) for op in kinds}
     assert called == {op: count for op, count in wanted.items() if count}
     assert not replaced(model)
+
+
+GATED = {
+    "qwen3_next": ("Qwen3NextRMSNormGated", (1, "rounded", "silu", False)),
+    "kimi_linear": ("KimiLinearRMSNormGated", (1, "exact", "sigmoid", False)),
+    "mamba2": ("MambaRMSNormGated", (2, "rounded", "silu", True)),
+}
+"""The class of a family's gated norms; and groups, scaling, activation and order, as bfloat16 shows them."""
+
+
+@pytest.mark.parametrize("family", GATED)
+def test_gated_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bits are those of the model's own modules. Without eps, or with another order, they are not."""
+    if not is_known(family):
+        pytest.skip("This release of transformers does not have the family.")
+    name, way = GATED[family]
+    model = copy.deepcopy(hybrid(family)).to(torch.bfloat16)
+    number = fused_kinds(model)[name]
+    norm = next(module for module in model.modules() if type(module).__name__ == name)
+    states, gate = (1e-3 * torch.randn(2, 5, len(norm.weight)).to(torch.bfloat16) for _ in range(2))
+    norm.weight.data.normal_()
+    called: list[Any] = []
+    package = import_module("hf_specdec_kernels.gated_rms_norm")
+    right = package.unchecked
+    changes: list[tuple[int, Any]] = [(3, 0.0), (7, not way[3]), (6, {"silu": "sigmoid", "sigmoid": "silu"}[way[2]])]
+    for change in (None, *changes):
+
+        def changed(*args: Any, change: tuple[int, Any] | None = change) -> Any:
+            called.append(args[4:])
+            given = list(args)
+            if change is not None:
+                given[change[0]] = change[1]
+            return right(*given)
+
+        monkeypatch.setattr(package, "unchecked", changed)
+        with torch.no_grad():
+            own = norm(states, gate)
+            with fused_layers(model):
+                assert torch.equal(norm(states, gate), own) == (change is None)
+    assert set(called) == {way}
+    model.float()
+    monkeypatch.setattr(package, "unchecked", lambda *args: called.append(args) or right(*args))
+    called.clear()
+    assert torch.equal(fused_logits(model), logits(model))
+    assert len(called) == number and not replaced(model)
 
 
 @pytest.mark.parametrize("operator", ["rms_norm", "gated_product", "rotary"])
@@ -213,16 +259,16 @@ import torch
 sys.path[:0] = sys.argv[1:]
 from importlib import import_module
 from torch._library.custom_ops import OPDEFS
-from test_fusing import FUSED, fused_logits, kernels, logits, tiny_model
+from test_fusing import FUSED, GATED, fused_logits, hybrid, is_known, kernels, logits, tiny_model
 
 ran = set()
-for name in ("rms_norm", "gated_product", "rotary"):
+for name in ("rms_norm", "gated_rms_norm", "gated_product", "rotary"):
     launch = getattr(import_module(f"hf_specdec_kernels.{name}.triton"), f"launch_{name}")
     operator = OPDEFS[f"hf_specdec_kernels::{name}"]
     operator.register_kernel("cpu", lambda *given, name=name, launch=launch: (ran.add(name), launch(*given))[1])
 kernels.DEVICES["cpu"] = (torch.float32,)
-for family in FUSED:
-    model = tiny_model(family, dtype=torch.float32)
+for family in (*FUSED, *filter(is_known, GATED)):
+    model = hybrid(family) if family in GATED else tiny_model(family, dtype=torch.float32)
     assert (fused_logits(model) - logits(model)).abs().max() < 1e-5, family
 print(sorted(ran))
 """
@@ -231,4 +277,7 @@ print(sorted(ran))
 @pytest.mark.slow
 def test_in_tritons_interpreter() -> None:
     """The kernels themselves, in whole models."""
-    assert run_interpreted(IN_TRITON, Path(__file__).parent)[0] == "['gated_product', 'rms_norm', 'rotary']"
+    assert (
+        run_interpreted(IN_TRITON, Path(__file__).parent)[0]
+        == "['gated_product', 'gated_rms_norm', 'rms_norm', 'rotary']"
+    )

@@ -29,6 +29,7 @@ from hf_specdec_kernels.draft_losses import triton as draft_losses_launch
 from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
 from hf_specdec_kernels.gated_product import ACTIVATIONS
 from hf_specdec_kernels.gated_product import triton as gated_product_launch
+from hf_specdec_kernels.gated_rms_norm import triton as gated_norm_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.kv_writes import triton as kv_writes_launch
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
@@ -409,6 +410,9 @@ def layers(tokens: int, size: int, dtype: torch.dtype) -> None:
     input, weight = torch.empty(1, tokens, size, dtype=dtype), torch.empty(size, dtype=dtype)
     for scaling in SCALINGS:
         rms_norm_launch.launch_rms_norm(input, weight, 1e-5, scaling, input)
+    for gate_first, groups in ((False, 1), (True, size // 64)):
+        told = 1e-5, groups, "rounded", "silu", gate_first
+        gated_norm_launch.launch_gated_rms_norm(input, input, weight, *told, input)
     for activation in ACTIVATIONS:
         gated_product_launch.launch_gated_product(input, input, activation, input)
     query, cos = input.view(1, tokens, -1, 64).transpose(1, 2), torch.empty(1, tokens, 64, dtype=dtype)
@@ -442,6 +446,7 @@ def main(wanted: str) -> None:
         scan_launch,
         tree_conv_launch,
         rms_norm_launch,
+        gated_norm_launch,
         gated_product_launch,
         rotary_launch,
         kv_writes_launch,

@@ -8,10 +8,12 @@ import pytest
 import torch
 from selection import fast
 
-from hf_specdec_kernels import gated_product, rms_norm, rotary, write_kv
+from hf_specdec_kernels import gated_product, gated_rms_norm, rms_norm, rotary, write_kv
 from hf_specdec_kernels.gated_product import ACTIVATIONS
 from hf_specdec_kernels.gated_product.naive import gated_product_naive
 from hf_specdec_kernels.gated_product.triton import launch_gated_product
+from hf_specdec_kernels.gated_rms_norm.naive import gated_rms_norm_naive
+from hf_specdec_kernels.gated_rms_norm.triton import launch_gated_rms_norm
 from hf_specdec_kernels.kv_writes.naive import write_kv_naive
 from hf_specdec_kernels.kv_writes.triton import launch_write_kv
 from hf_specdec_kernels.rms_norm import SCALINGS
@@ -76,6 +78,53 @@ def test_wrong_norms_show(device: torch.device) -> None:
     for wrong in SCALINGS:
         for scaling in set(SCALINGS) - {wrong}:
             assert not agree(normed(input, weight, wrong), rms_norm_naive(input, weight, 1e-5, scaling))
+
+
+Way = tuple[int, str, str, bool]
+"""Groups, scaling, activation, and whether the gate comes first."""
+WAYS: list[Way] = [
+    (1, "rounded", "silu", False),
+    (1, "exact", "sigmoid", False),
+    (4, "rounded", "silu", True),
+    (2, "exact", "silu", False),
+    (2, "rounded", "sigmoid", True),
+]
+
+
+def gated(input: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, way: Way, eps: float = 1e-5) -> torch.Tensor:
+    out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    launch_gated_rms_norm(input, gate, weight, eps, *way, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_gated_norms(way: Way, dtype: torch.dtype, device: torch.device) -> None:
+    for shape in ((2, 3, 12), (7, 132), (3, 2, 5, 64)):
+        input, gate, weight = (numbers(*of, dtype=dtype, device=device) for of in (shape, shape, shape[-1:]))
+        assert agree(gated(input, gate, weight, way), gated_rms_norm_naive(input, gate, weight, 1e-5, *way), 2)
+    whole = numbers(4, 6, 3 * 40, dtype=dtype, device=device)
+    input, gate, weight = whole[1:, ::2, 40:80], whole[1:, ::2, 80:], whole[0, 0, :40]
+    assert agree(gated(input, gate, weight, way), gated_rms_norm_naive(input, gate, weight, 1e-5, *way), 2)
+
+
+def test_wrong_gated_norms_show(device: torch.device) -> None:
+    """Without eps, in other groups or another order, with another activation, rounded at another place."""
+    input, gate, weight = (numbers(*of, dtype=torch.bfloat16, device=device) for of in ((8, 64), (8, 64), (64,)))
+    for way in WAYS:
+        expected = gated_rms_norm_naive(1e-3 * input, gate, weight, 1e-5, *way)
+        assert agree(gated(1e-3 * input, gate, weight, way), expected, 2)
+        assert not agree(gated(1e-3 * input, gate, weight, way, eps=0.0), expected, 2)
+        groups, scaling, activation, gate_first = way
+        others: list[Way] = [
+            (3 - min(groups, 2), scaling, activation, gate_first),
+            (groups, scaling, "sigmoid" if activation == "silu" else "silu", gate_first),
+            (groups, scaling, activation, not gate_first),
+            (groups, "exact" if scaling == "rounded" else "rounded", activation, gate_first),
+        ]
+        expected = gated_rms_norm_naive(input, gate, weight, 1e-5, *way)
+        for wrong in others:
+            assert not agree(gated(input, gate, weight, wrong), expected, 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -162,6 +211,8 @@ def test_operators(device: torch.device) -> None:
     found = rotary(query, key, cos, sin)
     assert all(map(torch.equal, found, rotary_naive(query, key, cos, sin, "halves", False)))
     assert rms_norm(input[:0], weight, 1e-5).shape == (0, 3, 64)
+    expected = gated_rms_norm_naive(input, input, weight, 1e-5, 1, "rounded", "silu", False)
+    assert agree(gated_rms_norm(input, input, weight, 1e-5), expected, 2)
 
 
 def test_what_is_refused(device: torch.device) -> None:
@@ -170,6 +221,15 @@ def test_what_is_refused(device: torch.device) -> None:
         rms_norm(input, weight, 1e-5, "none")
     with pytest.raises(ValueError, match=r"`weight` has shape \[7\]"):
         rms_norm(input, weight[:7], 1e-5)
+    for told, message in (
+        ({"groups": 3}, "`groups` is 3; pass a divisor of the input's last dimension, 8"),
+        ({"scaling": "offset"}, "`scaling` is 'offset'"),
+        ({"activation": "relu"}, "`activation` is 'relu'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gated_rms_norm(input, input, weight, 1e-5, **told)
+    with pytest.raises(ValueError, match="`gate` has shape"):
+        gated_rms_norm(input, input[:1], weight, 1e-5)
     with pytest.raises(TypeError, match="`up` has dtype"):
         gated_product(input, input.half())
     with pytest.raises(ValueError, match="`activation` is 'relu'"):

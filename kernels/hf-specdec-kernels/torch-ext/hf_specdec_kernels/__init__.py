@@ -10,6 +10,7 @@ from .budgets import BudgetedLevel, share_out
 from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children, exponential_noise
 from .gated_product import gated_product
+from .gated_rms_norm import gated_rms_norm
 from .kv_compaction import kv_compaction, pointer_table
 from .kv_writes import write_kv
 from .merged_linear import merged_linear
@@ -59,6 +60,7 @@ __all__ = [
     "exponential_noise",
     "filter_logits",
     "gated_product",
+    "gated_rms_norm",
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",
