@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
+from ..uploads import on_device
 from .blocks import WASTE_BLOCK, BlockPool, BlockTable
 
 
@@ -15,6 +18,7 @@ class KeepsBlocksClean:
     """
 
     pool: BlockPool
+    device: torch.device
     layers: list[Any]
     clean_blocks: set[int]
     """Blocks without NaN."""
@@ -30,9 +34,7 @@ class KeepsBlocksClean:
         unclean = {WASTE_BLOCK}.union(*(table.blocks for table in changed)) - self.clean_blocks
         if unclean:
             self.clean_blocks |= unclean
-            for layer in self.layers:
-                if layer.is_initialized:
-                    layer.zero(sorted(unclean))
+            self._zero(sorted(unclean))
         self._cleaned |= {table: table.num_changes for table in changed}
 
     def mark_nan(self, table: BlockTable, but: Iterable[int] = ()) -> None:
@@ -47,8 +49,15 @@ class KeepsBlocksClean:
     def wipe_after(self, table: BlockTable, length: int) -> None:
         """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""
         first, offset = divmod(length, self.pool.block_size)
-        for layer in self.layers:
-            if layer.is_initialized and first < len(table.blocks):
-                for states in layer.states:
+        if first < len(table.blocks):
+            for layer in self.layers:
+                for states in layer.states if layer.is_initialized else ():
                     states[table.blocks[first], :, offset:] = 0.0
-                layer.zero([*table.blocks[first + 1 :], WASTE_BLOCK])
+            self._zero([*table.blocks[first + 1 :], WASTE_BLOCK])
+
+    def _zero(self, blocks: list[int]) -> None:
+        """Sets blocks to zero in all layers that have memory."""
+        if held := [layer for layer in self.layers if layer.is_initialized]:
+            index = on_device(blocks, self.device)
+            for layer in held:
+                layer.zero(index)

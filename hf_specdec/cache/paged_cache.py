@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import Cache
 
+from ..uploads import on_device
 from . import TreeCache
 from .blocks import WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 from .clean_blocks import KeepsBlocksClean
@@ -74,7 +75,7 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         # The last column is `ZERO_BLOCK` in every row, for slots past a request's own blocks.
         width = max((len(table.blocks) for table in tables), default=0) + 1
         padded = [table.blocks + [ZERO_BLOCK] * (width - len(table.blocks)) for table in tables]
-        self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
+        self._tables_tensor = on_device(padded, self.device).view(len(tables), width)
         super().set_lengths([self.length_of(table) for table in tables])
         self.clean(tables)
         if self.state_layers:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from ..uploads import on_device
 from .blocks import NUM_RESERVED
 from .index_keys import HoldsIndexKeys
 from .state_layers import StateLayer
@@ -91,7 +92,7 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
             for states in (key_states, value_states)
         )
         self.hold(keys, values)
-        self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [keys, values])
+        self._zero_reserved([keys, values])
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Makes these tensors, `[blocks, kv_heads, block_size, head_dim]` each, the layer's memory."""
@@ -165,7 +166,7 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
             pool = self.cache.pool
             blocks = pool.num_blocks + NUM_RESERVED
             self.index_keys = held = like.new_empty(blocks, like.shape[1], pool.block_size, like.shape[3])
-            self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [held])
+            self._zero_reserved([held])
         return held
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -184,10 +185,14 @@ class PagedLayer(HoldsIndexKeys["PagedCache"], CacheLayerMixin):
         for states in self.states:
             states[new_blocks, :, new_offsets] = states[blocks, :, offsets]
 
-    def zero(self, blocks: list[int], of: list[torch.Tensor] | None = None) -> None:
-        """Sets blocks to zero, in all that the layer holds or in some of it."""
+    def zero(self, blocks: torch.Tensor, of: list[torch.Tensor] | None = None) -> None:
+        """Sets blocks (`[blocks]`, int64) to zero, in all that the layer holds or in some of it."""
         for states in self.states if of is None else of:
-            states[torch.tensor(blocks, device=states.device)] = 0.0
+            states.index_fill_(0, blocks.to(states.device), 0.0)
+
+    def _zero_reserved(self, of: list[torch.Tensor]) -> None:
+        """Sets blocks of new memory that are read before they are written to zero."""
+        self.zero(on_device([*range(NUM_RESERVED), *self.cache.clean_blocks], of[0].device), of)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of key slots that a forward can attend to, and the first of them (0)."""

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from ..compat import index_keys_of, index_positions_of, set_index_keys
 from ..states import LayerKinds, PendingPaths
+from ..uploads import on_device
 from .held_states import HoldsStates
 from .kinds_of_layers import HybridLayer, NoLayer, new_layers, states_among
 from .layers import SlotsOfRows, Span, TreeLayer, WriteWindow
@@ -86,7 +87,7 @@ class TreeCache(HoldsStates, Cache):
     def lengths_tensor(self) -> torch.Tensor:
         """Number of committed slots of every row, `[batch]` int64 on the device; built on first use, seldom needed."""
         if self._lengths_tensor is None:
-            self._lengths_tensor = torch.tensor(self.lengths, device=self.device)
+            self._lengths_tensor = on_device(self.lengths, self.device)
         return self._lengths_tensor
 
     @contextmanager

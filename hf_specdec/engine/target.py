@@ -29,6 +29,7 @@ from ..models.structure import execution_device
 from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import DraftTree
+from ..uploads import on_device
 from .prompt_inputs import LEAST_LEAD, Content, PromptInputs, is_by_token
 from .request import Request
 from .scheduler import Chunk
@@ -99,7 +100,7 @@ class InFlightTarget(TreeTarget):
         firsts = starts if is_padded else [end - (chunk.width or 0) for end in ends]
         parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, firsts, ends, strict=True)]
         most = max(map(len, parts))
-        tokens = torch.tensor([part + [0] * (most - len(part)) for part in parts], device=self.device)
+        tokens = on_device([part + [0] * (most - len(part)) for part in parts], self.device)
         if not is_padded:
             return self.read_chunk(tokens, ends).logits[:, -1]
         left = [max(len(request.prompt) - start, 0) for request, start in zip(chunk.requests, starts, strict=True)]
@@ -247,7 +248,7 @@ class InFlightTarget(TreeTarget):
         """Forwards the root and the draft nodes of every request; see `score_nodes`."""
         self.seat(requests)
         self._longest = max(request.length for request in requests)
-        return self.score_nodes(torch.tensor([request.tokens[-1:] for request in requests], device=self.device), draft)
+        return self.score_nodes(on_device([request.tokens[-1:] for request in requests], self.device), draft)
 
     def gives_up_positions(self, draft: DraftTree) -> bool:
         return may_refuse(self.model, self._longest, self._longest, draft.topology.depth)

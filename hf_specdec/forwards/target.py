@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from ..cache import TreeCache
 from ..trees import DraftTree
+from ..uploads import on_device
 from .features import Features, watch_features
 from .node_inputs import causal_chain
 from .tree_forward import TreeForward
@@ -100,7 +101,7 @@ class TreeTarget:
         """
         most, device = width or max(counts), tokens.device
         # At the position of the last token: the model may know no later one.
-        depths = torch.arange(most, device=device).minimum(torch.tensor(counts, device=device)[:, None] - 1)
+        depths = torch.arange(most, device=device).minimum(on_device(counts, device)[:, None] - 1)
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
         kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted, device="cpu")
@@ -122,7 +123,8 @@ class TreeTarget:
             last = [wanted.index(place) for place in last]
         else:
             last = [place - most + outputs.logits.shape[1] for place in last]
-        outputs.logits = outputs.logits[list(range(len(last))), last][:, None]
+        logits = outputs.logits
+        outputs.logits = logits[torch.arange(len(last), device=logits.device), on_device(last, logits.device)][:, None]
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- steps
