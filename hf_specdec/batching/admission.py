@@ -33,7 +33,9 @@ from ..verification.log_probabilities import LogprobOptions, Mode
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .content import content_of
 from .model_inputs import checked_inputs, split_prompt
-from .preparing import Preparations, Prepared, prepare_inputs, prepare_more_inputs, prepare_start_of
+from .preparations import Preparations
+from .preparing import Prepared
+from .preparing_inputs import prepare_inputs, prepare_more_inputs, prepare_start_of
 
 
 class Admission:

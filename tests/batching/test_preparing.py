@@ -15,7 +15,8 @@ from transformers import GenerationConfig, LogitsProcessorList, MinPLogitsWarper
 
 import hf_specdec
 from hf_specdec.batching import admission
-from hf_specdec.batching.preparing import Preparations, Prepared, prepare_options
+from hf_specdec.batching.preparations import Preparations
+from hf_specdec.batching.preparing import Prepared, prepare_options
 
 
 SHARED = (
