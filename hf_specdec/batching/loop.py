@@ -1,4 +1,4 @@
-"""The thread that runs requests: takes them from an inbox, runs the engine's steps, and delivers results."""
+"""The thread that runs requests: how it starts, rests, goes on and ends."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 
 import torch
 from transformers.utils import logging
 
 from ..engine.engine import Engine
-from ..engine.request import Request, RequestStatus
+from ..engine.request import Request
 from ..engine.request import SpeculativeGenerationOutput as Output
-from .inbox import Inbox
+from .open_requests import OpenRequests
 from .pauses import Pauses
-from .results import Results
 
 
 logger = logging.get_logger(__name__)
@@ -53,7 +52,10 @@ class RequestLoop:
     """
 
     def __init__(self, engine: Engine):
-        self.engine, self.results = engine, Results()
+        self.engine, self._requests = engine, OpenRequests(engine)
+        self.results = self._requests.results
+        self.inbox = self._requests.inbox
+        """Open requests, and cancellations of them."""
         self.fatal_error: BaseException | None = None
         """The exception that ended the thread; None if there was none."""
         self.prepare: Callable[[], None] | None = None
@@ -64,14 +66,6 @@ class RequestLoop:
         """Called between steps, and while there are no requests as long as it returns True: that it did something."""
         self.pauses = Pauses()
         """Pauses, during which the thread leaves the models to other threads."""
-        self.inbox = Inbox()
-        """Open requests, and cancellations of them."""
-        self._undelivered: list[tuple[Request, RequestStatus]] = []
-        """
-        Requests whose latest results are not yet delivered, with their status then. Results are built and delivered
-        while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
-        fail.
-        """
         self._thread: threading.Thread | None = None
         self._ends_here: threading.Event | None = None
         """Set at the end of `run_here`, whose thread goes on; None in a thread of the loop's own."""
@@ -200,7 +194,7 @@ class RequestLoop:
             ValueError: if a `request_id` is that of another request that is not over.
             RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self.inbox.lock:  # a request is either ended by `_end_all` or refused here
+        with self.inbox.lock:  # a request is either ended by `OpenRequests.end_all` or refused here
             self.check_open()
             check()
             self.inbox.add(requests)
@@ -210,7 +204,7 @@ class RequestLoop:
     def _run(self) -> None:
         device = self.engine.target.device
         is_numbered = device.type == "cuda" and device.index is not None
-        self.engine.device_steps.deliver_results, self.engine.has_news = self._deliver, self.inbox.news.is_set
+        self.engine.device_steps.deliver_results, self.engine.has_news = self._requests.deliver, self.inbox.news.is_set
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
@@ -263,7 +257,7 @@ class RequestLoop:
 
     def _rest(self) -> None:
         """Delivers pending results and waits until all pauses have ended."""
-        self._deliver()
+        self._requests.deliver()
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
         self.pauses.rest()
@@ -273,79 +267,28 @@ class RequestLoop:
         self.inbox.news.clear()
         if self.pauses.are_wanted or self.prepare is not None:  # nothing is taken in before a warm-up
             return False
-        self._take_in()
+        self._requests.take_in()
         if self._is_to_end or self.engine.target.adapters.is_stale:
             return False
         if self.engine.scheduler.has_work:
-            for requests in self.engine.step():
-                for request in requests:
-                    if request.is_over:
-                        self._forget(request)
-                shown = (request for request in requests if request.is_over or request.streaming)
-                self._undelivered += [(request, request.status) for request in shown]
+            self._requests.step()
             if not self.engine.scheduler.has_work:
-                self._deliver()
+                self._requests.deliver()
             elif not self.inbox.news.is_set():
                 self.use_spare_time()
         elif self._stops is None and not self.inbox.news.wait(SECONDS_OF_REST) and not self.use_spare_time():
             self.inbox.news.wait()
         return True
 
-    def _deliver(self) -> None:
-        outputs = self._take_undelivered()
-        if outputs:
-            self.results.deliver(outputs)
-
-    def _take_undelivered(self) -> list[Output]:
-        results, self._undelivered = self._undelivered, []
-        return [request.to_generation_output(status) for request, status in results]
-
-    def _take_in(self) -> None:
-        for request in self.inbox.new():
-            self.engine.scheduler.add(request)
-        for request in self.inbox.cancelled():
-            self._deliver()
-            request.fail("cancelled")
-            self._end(request)
-
-    def _end(self, request: Request) -> None:
-        self._forget(request)
-        self.results.deliver([request.to_generation_output()])
-
-    def _forget(self, request: Request) -> None:
-        self.engine.end(request)
-        self.inbox.forget(request)
-
     def fail_all(self, error: str) -> None:
         """Ends all open requests with an error; to be called by the loop's thread."""
-        self._deliver_last(self._end_all(error))
+        self._requests.deliver_last(self._requests.end_all(error))
 
     def fail_idle(self, error: str) -> bool:
         """Ends all open requests with an error if the loop does not run, which is returned."""
         with self.inbox.lock:
             if self.is_running:
                 return False
-            outputs = self._end_all(error)
-        self._deliver_last(outputs)
+            outputs = self._requests.end_all(error)
+        self._requests.deliver_last(outputs)
         return True
-
-    def _end_all(self, error: str) -> list[Output]:
-        """Ends all open requests, and returns all results that are not yet delivered."""
-        outputs = self._take_undelivered()
-        with self.inbox.lock:
-            left = self.inbox.clear()
-            for request in left:
-                request.fail(error)
-                with suppress(Exception):  # an error of the device lasts, and must not keep results back
-                    self.engine.bookkeeping.mark_nan([request])
-                    self.engine.end(request)
-        return outputs + [request.to_generation_output() for request in left]
-
-    def _deliver_last(self, outputs: list[Output]) -> None:
-        """Delivers outputs, and queues them if the listener raises: it is not called again."""
-        if outputs:
-            try:
-                self.results.deliver(outputs)
-            except BaseException:
-                self.results.deliver(outputs)
-                raise

@@ -218,9 +218,9 @@ def test_results_do_not_wait_for_the_prompts_of_others(read: Read, monkeypatch: 
     step = Engine.step
 
     def noted(self: Engine) -> Any:
-        before = list(manager._loop._undelivered)
+        before = list(manager._loop._requests._undelivered)
         yield from step(self)
-        late.extend(one for one in before if any(one[0] is other[0] for other in manager._loop._undelivered))
+        late.extend(one for one in before if any(one[0] is other[0] for other in manager._loop._requests._undelivered))
 
     monkeypatch.setattr(Engine, "step", noted)
     prompts = [[5, 6, 7], [7, 8, 9] * 5, [3, 4], [6, 7, 8] * 40]

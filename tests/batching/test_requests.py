@@ -149,7 +149,7 @@ def test_the_first_token_is_told_before_the_others_go_on(target: PreTrainedModel
     try:
         for prompt in (PROMPTS[0][:8], PROMPTS[0][:3]):  # the second is read beside the first, which runs
             manager.add_request(prompt, max_new_tokens=20, do_sample=False)
-        manager._loop._take_in()
+        manager._loop._requests.take_in()
         seen = []
         with manager.engine.running():
             for _ in range(2):
