@@ -36,7 +36,7 @@ from hf_specdec import NgramDraft, SpeculativeConfig, graphs, kernels, loading
 from hf_specdec.batching import Limits
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.engine.captured.captured import CapturedStep
-from hf_specdec.engine.captured.prompts import PromptReport, PromptStep
+from hf_specdec.engine.captured.prompt_step import PromptReport, PromptStep
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.serving.interpreter import let_steps_go_first
 

@@ -20,7 +20,7 @@ from .request import Request
 
 
 if TYPE_CHECKING:
-    from .captured.step import StepKey
+    from .captured.keys import StepKey
 
 
 class AutoChoices:

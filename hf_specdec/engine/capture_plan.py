@@ -11,11 +11,11 @@ from ..models.positions import num_positions
 from ..states.kernel import MOST_NODES as MOST_STATE_NODES
 from ..trees import AutoTree, DynamicTree, TokenTree, TreeSchedule
 from .captured.ahead import Ahead, PromptsAhead, StepAhead
+from .captured.keys import PromptKey, StepSize
 from .captured.log_probabilities import best_asked
 from .captured.parts import StepPart
 from .captured.processing import processing_of
-from .captured.prompts import PromptKey, kinds_for
-from .captured.rows import StepSize
+from .captured.prompts import kinds_for
 from .grouping import group_with
 from .request import Request
 from .scheduler import MOST_ROWS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trees import DraftTree
 from .captured import LaunchedPrompts
-from .captured.prompts import PromptReport
+from .captured.prompt_step import PromptReport
 from .prompt_memory import lacks_memory
 from .request import Request
 from .scheduler import Chunk

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from hf_specdec import SpeculativeConfig
 from hf_specdec.compiling import layers
 from hf_specdec.compiling.layers import compiled_layers
-from hf_specdec.engine.captured.prompts import PromptStep
+from hf_specdec.engine.captured.prompt_step import PromptStep
 from hf_specdec.graphs.paged import PagedGraphs
 
 

@@ -18,8 +18,8 @@ from support.sampling import a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured import runner
-from hf_specdec.engine.captured.rows import StepSize
-from hf_specdec.engine.captured.step import InFlightStep, StepKey, StepKind
+from hf_specdec.engine.captured.keys import StepKey, StepKind, StepSize
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.captured.stored import CapturedSteps
 from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.candidate_choice import CandidateChoice

@@ -10,7 +10,9 @@ from support.models import tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.cache.blocks import BlockPool
-from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize
+from hf_specdec.engine.captured.keys import StepSize
+from hf_specdec.engine.captured.rows import InFlightRows
+from hf_specdec.engine.captured.staged_rows import RowValues
 from hf_specdec.engine.request import Request
 from hf_specdec.verification import Verifier
 from hf_specdec.verification.biases import BIASES, ENDINGS, HIDDEN_TOKENS

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.engine.captured.log_probabilities import CapturedLogprobs
-from hf_specdec.engine.captured.prompts import PromptStep
+from hf_specdec.engine.captured.prompt_step import PromptStep
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.log_probabilities import StepLogprobs
 from hf_specdec.graphs.paged import PagedGraphs

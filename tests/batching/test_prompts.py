@@ -16,7 +16,8 @@ from support.parity import IRREGULAR
 from hf_specdec import MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig
 from hf_specdec.attention import supports_switching
 from hf_specdec.engine import prompt_reading
-from hf_specdec.engine.captured.prompts import DevicePrompts, PromptStep
+from hf_specdec.engine.captured.prompt_step import PromptStep
+from hf_specdec.engine.captured.prompts import DevicePrompts
 from hf_specdec.engine.engine import Engine
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards.chunks import next_chunk, padded_chunk
@@ -337,7 +338,7 @@ def test_a_wrong_chain_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_see_all(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(1, length, length, dtype=torch.bool), torch.arange(length)[None]
 
-    for module in ("forwards.target", "engine.captured.prompts"):
+    for module in ("forwards.target", "engine.captured.prompt_step"):
         monkeypatch.setattr(f"hf_specdec.{module}.causal_chain", all_see_all)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((20, 21, 22, 23))
     outputs = target.generate_batch(

@@ -17,7 +17,7 @@ from support.heads import trained_head
 from support.models import tiny_model
 
 from hf_specdec.drafters.features import CapturedFeatures
-from hf_specdec.engine.captured import prompts
+from hf_specdec.engine.captured import prompt_step
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
 from hf_specdec.graphs.streams import own_stream
@@ -70,7 +70,7 @@ def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None
         told.append("read")
         return read(self, *args, **options)
 
-    monkeypatch.setattr(prompts, "Branch", Noted)
+    monkeypatch.setattr(prompt_step, "Branch", Noted)
     monkeypatch.setattr(CapturedFeatures, "read", noted)
     target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(

@@ -17,7 +17,8 @@ from hf_specdec import DynamicTree, TokenTree
 from hf_specdec.engine import engine
 from hf_specdec.engine.captured import parts, runner, step
 from hf_specdec.engine.captured.captured import CapturedStep
-from hf_specdec.engine.captured.step import InFlightStep, StepKind
+from hf_specdec.engine.captured.keys import StepKind
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto_tables import likeliest_paths
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.verification import Verifier

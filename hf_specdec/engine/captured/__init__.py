@@ -3,13 +3,15 @@ Captured steps: whole steps of requests, be they the rows of a `generate` call o
 CUDA graph. A graph has the draft's catching up and its trees, the target's forward, the walk and the commit; the host
 loads the rows and reads the report.
 
-- `rows`: the inputs of a captured step, per row; `row_buffer`: their memory; `values`: what they are loaded with.
+- `keys`: kinds and sizes of steps, which are fixed at a capture.
+- `rows`: the inputs of a captured step, per row; `staged_rows`: how the host loads them; `row_buffer`: their memory;
+  `values`: what they are loaded with.
 - `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from;
   `processing`: what rows' processors do with the logits of both, `places`: at which nodes; `biasing` (of the
   `row_biases`), `penalising`, `ngrams`: some of them.
 - `captured`: the base class of captured steps.
 - `step`: a decoding step, captured once per size and replayed for any requests.
-- `prompts`: captured prefill chunks.
+- `prompt_step`: a captured prefill step; `prompts`: which of them are captured, and run prefill chunks.
 - `parts`: the parts of a step, and what comes of them.
 - `repeats`: runs that are launched before the host has read the last one.
 - `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
@@ -19,7 +21,7 @@ loads the rows and reads the report.
 """
 
 from .parts import DraftGroup, Outcome
-from .prompts import LaunchedPrompts
+from .prompt_step import LaunchedPrompts
 from .runner import DeviceSteps
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...random_generators import draws_undone
-from .prompts import PromptKey
-from .rows import RowValues
-from .step import InFlightStep, StepKey
+from .keys import PromptKey, StepKey
+from .staged_rows import RowValues
+from .step import InFlightStep
 
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class StepAhead:
         """
         key = self._key(steps)
         step = steps.new_step(key, self.asked)
-        step.load([], RowValues.of_nobody())
+        step.load([], RowValues.empty())
         step.rows.keep_nothing()
         steps.record(step)
         steps.stored.add(key, step)
         if not self.is_timed:
             return []
-        step.load([], RowValues.of_nobody())
+        step.load([], RowValues.empty())
         with draws_undone(step.rows.device):
             return _seconds_of(step)
 

@@ -15,7 +15,9 @@ from ...random_generators import draws_undone
 from ...ranks import Ranks
 from ...verification.device_warpers import TEXTS
 from ..request import Request
-from .rows import InFlightRows, RowValues, StepSize
+from .keys import StepSize
+from .rows import InFlightRows
+from .staged_rows import RowValues
 
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ...drafters import DraftRequest
     from ...verification.log_probabilities import TokenLogprob
     from ..request import Request
-    from .step import InFlightStep, StepKey
+    from .keys import StepKey
+    from .step import InFlightStep
 
 
 @dataclass(eq=False)

@@ -23,13 +23,14 @@ from ...verification import Verifier, Walk
 from ..request import Request
 from .captured import CapturedStep
 from .constraining import has_grammar
+from .keys import StepKey, StepKind, StepSize
 from .log_probabilities import best_asked
 from .parts import DraftGroup, Outcome, StepPart
 from .processing import filters_by_kernels, processing_of
 from .prompts import DevicePrompts
 from .repeats import Repeats
-from .rows import RowValues, StepSize
-from .step import InFlightStep, StepKey, StepKind
+from .staged_rows import RowValues
+from .step import InFlightStep
 from .stored import CapturedSteps
 from .values import ValuesOfRows
 from .walks import kinds_among

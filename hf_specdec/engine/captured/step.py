@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...cache.compaction import Compaction
 from ...compiling.layers import compiled_function
 from ...drafters.captured import CapturedDraft, NoDraft
-from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
-from ...verification.log_probabilities import MOST_BEST
 from .captured import CapturedStep
 from .forcing import force
+from .keys import StepKey
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun
 from .reports import Reports
 from .reshaping import confidence_columns, num_columns, offered_columns
-from .rows import RowValues, StepSize
+from .staged_rows import RowValues
 from .walks import RowWalks
 
 
@@ -27,78 +25,6 @@ if TYPE_CHECKING:
     from ...drafters import Drafting, DraftRequest
     from ..request import Request
     from ..target import InFlightTarget
-
-
-@dataclass(frozen=True)
-class StepKind:
-    """
-    Properties of a captured step that are fixed at its capture, apart from its size.
-
-    Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree that the draft grows; None for no tree.
-        kinds (`frozenset[Verifier]`): kinds of verification among the rows.
-        draws (`bool`): whether children are drawn.
-        has_seeds (`bool`): whether rows may have a seed of their own.
-        is_filtered (`bool`): whether children, and tokens by the noise of their positions, are drawn with the rows'
-            top-k and top-p.
-        by_position (`bool`): whether children are drawn by the noise of their positions.
-        processing (`frozenset[str]`): what rows do beside temperature, top-k and top-p; see `Warpers.kinds`.
-        shapes (`bool`): whether the nodes of the tree are chosen by the draft's confidence.
-        reports_ranks (`bool`): whether the report says what was offered on the accepted path.
-        has_grammars (`bool`): whether rows may have a grammar: tokens that it asks for are forced, and the logits of
-            the accepted path are kept.
-        reads (`bool`): whether an EAGLE head reads pending features, without a tree.
-        compiles (`bool`): whether forwards are compiled before the capture.
-        compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
-        best (`int`, *optional*): number of best tokens of which the step reports log-probabilities, beside those of
-            its new tokens; None if it reports none.
-    """
-
-    tree: TokenTree | DynamicTree | None
-    kinds: frozenset[Verifier]
-    draws: bool = False
-    has_seeds: bool = True
-    is_filtered: bool = False
-    by_position: bool = False
-    processing: frozenset[str] = frozenset()
-    shapes: bool = False
-    reports_ranks: bool = False
-    has_grammars: bool = False
-    reads: bool = False
-    compiles: bool = False
-    compiles_whole: bool = False
-    best: int | None = None
-
-    def stands_in_for(self, wanted: StepKind) -> bool:
-        """
-        Whether steps of this kind can run the rows of another: with more kinds of verification, with filters, which
-        may be off in any row, with best tokens, or with further processors if they have any.
-        """
-        alike = replace(
-            self,
-            kinds=wanted.kinds,
-            is_filtered=wanted.is_filtered,
-            best=wanted.best,
-            processing=wanted.processing,
-        )
-        return (
-            alike == wanted
-            and self.kinds >= wanted.kinds
-            and self.is_filtered >= wanted.is_filtered
-            and (self.best == wanted.best or (wanted.best == 0 and self.best == MOST_BEST))
-            and self.processes(wanted.processing)
-        )
-
-    def processes(self, wanted: frozenset[str]) -> bool:
-        """Whether steps of this kind do what rows ask for. Those that ask for nothing do not wait for it."""
-        return self.processing >= wanted if wanted else not self.processing
-
-
-class StepKey(NamedTuple):
-    """What is fixed at a capture."""
-
-    kind: StepKind
-    size: StepSize
 
 
 class InFlightStep(CapturedStep):

@@ -11,8 +11,8 @@ from ...trees import DynamicTree, TokenTree
 
 
 if TYPE_CHECKING:
-    from .rows import StepSize
-    from .step import InFlightStep, StepKey
+    from .keys import StepKey, StepSize
+    from .step import InFlightStep
 
 MOST_STEPS = 512
 """Most captured steps that are kept; the least recently used is dropped first."""

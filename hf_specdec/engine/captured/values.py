@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...cache.pending_features import PendingFeatures
 from ..request import Request
 from .parts import StepPart
-from .rows import RowValues
+from .staged_rows import RowValues
 
 
 if TYPE_CHECKING:
