@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from . import grouping, host_step, prompt_reading
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
-from .captured import DeviceSteps, DraftGroup, Outcome
+from .captured import DeviceSteps, DraftGroup, Outcome, StepRunner
 from .noises import Noises
 from .policy import LoadPolicy
 from .prefixes import PrefixCache
@@ -79,6 +79,7 @@ class Engine:
         self.device_steps = DeviceSteps(
             self.target, self.drafting, cuda_graphs, graph_pool, compiles, compiles_whole, fewest_blocks
         )
+        self._runner = StepRunner(self.device_steps, self.target, self.drafting)
         self.bookkeeping = Bookkeeping(self.target.cache, self.drafting)
         """Tokens, counts and caches of the requests."""
         self.prefixes = PrefixCache(self.target.cache, self.drafting, self.ranks, shares_prefixes)
@@ -247,7 +248,7 @@ class Engine:
             groups = grouping.groups_of(self, requests) if self.speculates else []
         ran = False
         with self._keeping_blocks():
-            outcomes = self.device_steps.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
+            outcomes = self._runner.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
             while True:
                 with phase("steps"):
                     outcome = next(outcomes, None)

@@ -17,7 +17,7 @@ from support.models import noisy_copy, tiny_model
 from support.sampling import a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.engine.captured import runner
+from hf_specdec.engine.captured import StepRunner
 from hf_specdec.engine.captured.keys import StepKey, StepKind, StepSize
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.captured.stored import CapturedSteps
@@ -104,9 +104,9 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree is None))
     monkeypatch.setattr(CandidateChoice, "BUDGET", 1.0)
     monkeypatch.setattr(CandidateChoice, "_worth_a_look", lambda self: None)
-    carried, run = [], runner.DeviceSteps.run
+    carried, run = [], StepRunner.run
 
-    def noted(self: runner.DeviceSteps, requests: Any, groups: Any, goes_on: Any) -> Any:
+    def noted(self: StepRunner, requests: Any, groups: Any, goes_on: Any) -> Any:
         outcome = None
         for outcome in run(self, requests, groups, goes_on):
             if not outcome.left_out:
@@ -115,7 +115,7 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
         if outcome is None:
             carried.append("-" if not groups else "tree")
 
-    monkeypatch.setattr(runner.DeviceSteps, "run", noted)
+    monkeypatch.setattr(StepRunner, "run", noted)
     told, end_step = [], CandidateChoice.end_whole_step
 
     def end_noted(self: CandidateChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, *rest: Any) -> None:

@@ -18,7 +18,8 @@ from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, PROCESSED_SETTINGS, T
 
 from hf_specdec import DynamicTree, SpeculativeConfig
 from hf_specdec.drafters import growth
-from hf_specdec.engine.captured import rows
+from hf_specdec.engine.captured import staged_rows
+from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.engine import Engine
 from hf_specdec.verification import choosing
@@ -118,16 +119,16 @@ def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) 
     """One number for all places; the first row's temperature for all; children all tested with the root's q."""
     right = choosing.uniform
     if wrong == "numbers":
-        monkeypatch.setattr(rows, "uniform", lambda seed, place: right(seed, 0))
+        monkeypatch.setattr(staged_rows, "uniform", lambda seed, place: right(seed, 0))
         assert fit_requests("noisy", "target", True, ("plain",), samples=500).p_value < 1e-6
     elif wrong == "warpers":
-        load = rows.InFlightRows.load
+        load = InFlightRows.load
 
-        def alike(self: rows.InFlightRows, requests: Any, *values: Any) -> None:
+        def alike(self: InFlightRows, requests: Any, *values: Any) -> None:
             load(self, requests, *values)
             self.temperature.copy_(self.temperature[:1].expand_as(self.temperature))
 
-        monkeypatch.setattr(rows.InFlightRows, "load", alike)
+        monkeypatch.setattr(InFlightRows, "load", alike)
         assert fit_requests("noisy", "target", False, ("plain", "low temperature"), samples=500).p_value < 1e-6
     else:
         index = growth.static._score_index

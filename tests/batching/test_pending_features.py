@@ -15,8 +15,7 @@ from support.heads import trained_head
 from hf_specdec import SpeculativeConfig
 from hf_specdec.batching.memory import bytes_per_request
 from hf_specdec.cache.pending_features import PendingFeatures
-from hf_specdec.engine.captured import stored
-from hf_specdec.engine.captured.runner import DeviceSteps
+from hf_specdec.engine.captured import StepRunner, stored
 from hf_specdec.engine.captured.step import InFlightStep
 
 
@@ -52,7 +51,7 @@ def test_dropped_steps_leave_features_that_they_have_not_read() -> None:
     for request in requests:
         store.put([request], torch.ones(1, 5, 1), [5])
         store.held[store.place(request), 5:7] = torch.nan
-    steps = DeviceSteps.__new__(DeviceSteps)
+    steps = StepRunner.__new__(StepRunner)
     steps._drafting = SimpleNamespace(features=store)
     steps._drop_features([SimpleNamespace(requests=requests, rows=[0, 1], drafted=[0], reading=[])])
     assert not store.of([drafted], 64).any()

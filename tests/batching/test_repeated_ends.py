@@ -21,7 +21,7 @@ from transformers import StoppingCriteriaList
 from hf_specdec import SpeculativeConfig, TokenTree
 from hf_specdec.cache.paged_layers import PagedLayer
 from hf_specdec.drafters.draft_model import CapturedDraftModel
-from hf_specdec.engine.captured import DeviceSteps, Outcome
+from hf_specdec.engine.captured import Outcome, StepRunner
 from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.engine import Engine
 from hf_specdec.trees import DraftTree
@@ -36,18 +36,18 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Outcome]]:
-    """The outcomes of every call of `DeviceSteps.run` from now on."""
+    """The outcomes of every call of `StepRunner.run` from now on."""
     calls: list[list[Outcome]] = []
-    run = DeviceSteps.run
+    run = StepRunner.run
 
-    def noted(self: DeviceSteps, *args: Any) -> Iterator[Outcome]:
+    def noted(self: StepRunner, *args: Any) -> Iterator[Outcome]:
         outcomes: list[Outcome] = []
         calls.append(outcomes)
         for outcome in run(self, *args):
             outcomes.append(outcome)
             yield outcome
 
-    monkeypatch.setattr(DeviceSteps, "run", noted)
+    monkeypatch.setattr(StepRunner, "run", noted)
     return calls
 
 

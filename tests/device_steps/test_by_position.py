@@ -19,9 +19,9 @@ from support.models import noisy_copy, prompts, tiny_model
 from support.sampling import ALL_SETTINGS, LIMITS, TREE, a_draft, a_head, expected_tokens, sampled_tokens, the_target
 
 from hf_specdec import SpeculativeConfig, TokenTree
+from hf_specdec.engine.captured.device_steps import DeviceSteps
 from hf_specdec.engine.captured.keys import StepKey
 from hf_specdec.engine.captured.rows import InFlightRows
-from hf_specdec.engine.captured.runner import DeviceSteps
 from hf_specdec.plan import SpeculationPlan
 from hf_specdec.trees.step_times import StepTimes
 from hf_specdec.trees.whole_times import WholeTimes

@@ -15,7 +15,7 @@ from support.tokenizer import tiny_tokenizer
 
 from hf_specdec import GemmaAssistant, TokenTree
 from hf_specdec.drafters.gemma import CapturedGemma
-from hf_specdec.engine.captured import parts
+from hf_specdec.engine.captured import outcome
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees import DraftTree
 
@@ -29,7 +29,7 @@ class Cuts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.features: dict[tuple[int, ...], torch.Tensor] = {}
         self.num_nodes = 0
-        grown, constrained = CapturedGemma.grown, parts.constrained
+        grown, constrained = CapturedGemma.grown, outcome.constrained
 
         def noted(draft: Any, last: torch.Tensor, *args: Any) -> DraftTree:
             values = draft.rows.lengths.tolist(), draft.rows.tail.tolist(), draft.rows.counts.tolist()
@@ -43,7 +43,7 @@ class Cuts:
             return found
 
         monkeypatch.setattr(CapturedGemma, "grown", noted)
-        monkeypatch.setattr(parts, "constrained", counted)
+        monkeypatch.setattr(outcome, "constrained", counted)
 
     @torch.no_grad()
     def furthest_from_scratch(self, target: Any, texts: list[list[int]]) -> float:

@@ -15,7 +15,7 @@ import torch
 
 from hf_specdec import DynamicTree, TokenTree
 from hf_specdec.engine import engine
-from hf_specdec.engine.captured import parts, runner, step
+from hf_specdec.engine.captured import device_steps, outcome, step
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.keys import StepKind
 from hf_specdec.engine.captured.step import InFlightStep
@@ -184,7 +184,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
     install_stand_in(monkeypatch, with_kernel=True, counts=False)
     found = Simulation(of, chances, seed)
     clock = SimpleNamespace(perf_counter=lambda: found.now)
-    for module in (step, parts, runner):
+    for module in (step, outcome, device_steps):
         monkeypatch.setattr(module, "time", clock, raising=False)
     capture, launch, report = CapturedStep.capture, InFlightStep.launch, InFlightStep.report
 

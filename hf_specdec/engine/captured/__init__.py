@@ -12,17 +12,19 @@ loads the rows and reads the report.
 - `captured`: the base class of captured steps.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompt_step`: a captured prefill step; `prompts`: which of them are captured, and run prefill chunks.
-- `parts`: the parts of a step, and what comes of them.
+- `parts`: the parts of a step; `outcome`: what comes of them.
 - `repeats`: runs that are launched before the host has read the last one.
 - `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
 - `reports`: reading what a step reports while its next run is on its way.
 - `ahead`: captures before requests come.
-- `runner`: which steps are captured, and running them.
+- `device_steps`: which steps are captured, and when; `running`: running them.
 """
 
-from .parts import DraftGroup, Outcome
+from .device_steps import DeviceSteps
+from .outcome import Outcome
+from .parts import DraftGroup
 from .prompt_step import LaunchedPrompts
-from .runner import DeviceSteps
+from .running import StepRunner
 
 
-__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome"]
+__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome", "StepRunner"]

@@ -14,7 +14,7 @@ from .step import InFlightStep
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
-    from .runner import DeviceSteps
+    from .device_steps import DeviceSteps
 
 TIMED = 3
 """Runs of a new step that are timed; see `WholeTimes.FIRST`."""

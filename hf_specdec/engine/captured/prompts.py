@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...drafters import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
-    from .runner import DeviceSteps
+    from .device_steps import DeviceSteps
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""

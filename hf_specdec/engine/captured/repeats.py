@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .parts import Outcome, StepPart
+from .outcome import Outcome
+from .parts import StepPart
 from .step import InFlightStep
 
 

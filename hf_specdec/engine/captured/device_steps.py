@@ -1,10 +1,10 @@
-"""Running captured steps: which steps are captured, which graph runs them, and what the host does with reports."""
+"""The captured steps of an engine: which are captured, and when, and which of them runs rows."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,18 +17,16 @@ from ...graphs.exchanges import captured_together
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...ranks import Ranks
-from ...states.kernel import MOST_NODES
 from ...trees import DynamicTree, TokenTree
-from ...verification import Verifier, Walk
+from ...verification import Verifier
 from ..request import Request
 from .captured import CapturedStep
 from .constraining import has_grammar
 from .keys import StepKey, StepKind, StepSize
 from .log_probabilities import best_asked
-from .parts import DraftGroup, Outcome, StepPart
+from .parts import StepPart
 from .processing import filters_by_kernels, processing_of
 from .prompts import DevicePrompts
-from .repeats import Repeats
 from .staged_rows import RowValues
 from .step import InFlightStep
 from .stored import CapturedSteps
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from ..target import InFlightTarget
 
 logger = logging.get_logger(__name__)
-
-MOST_PARTS = 3
-"""Most parts of a step, one for each tree that requests ask for. Every part is a forward of the target."""
 
 
 class DeviceSteps:
@@ -94,7 +89,8 @@ class DeviceSteps:
         """Captured prefill steps."""
         self.asked: dict[StepKind, DraftRequest] = {}
         """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
-        self._captures = 0
+        self.num_captures = 0
+        """Captures so far."""
         self.seconds_of_capture = 0.3
         """Seconds that the last capture took; those of a usual one before the first."""
         self._reads_at_once = False
@@ -167,118 +163,13 @@ class DeviceSteps:
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
-    def run(
-        self, requests: list[Request], groups: Sequence[DraftGroup], goes_on: Callable[[], bool] = lambda: False
-    ) -> Iterator[Outcome]:
-        """
-        Runs a captured step of all these requests, and yields its outcome. Yields nothing if the step cannot be
-        captured; requests and draft are then unchanged, except that features of parts before one whose capture failed
-        are zero. (That happens at most once, since a failure ends all captures. Drafts from them may be worse.)
-
-        As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
-        way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
-        the run on its way is the only one whose outcome has not been yielded and taken, and there are blocks for
-        another; if it agrees, the step runs again. Until all outcomes have been taken, requests must keep their
-        blocks.
-        """
-        parts = self._parts(requests, groups)
-        if parts is None:
-            return
-        captures = self._captures
-        outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
-        for number, part in enumerate(parts):
-            step = self._launch(part)
-            if step is None:
-                self._drop_features(parts[:number])
-                for earlier in parts[:number]:
-                    self._target.cache.drop_states([request.table for request in earlier.own])
-                    self._drafting.note_dropped(earlier.of(earlier.drafted))
-                return
-            outcome.launched_at = outcome.launched_at or step.launched_at
-            if len(parts) == 1:
-                repeats = Repeats(part, step, self._target, self._drafting)
-                is_ahead = self._launch_ahead(repeats, goes_on)
-            self._take(part, outcome)
-        for part in parts:
-            self._note(part, outcome)
-        outcome.captured = captures != self._captures
-        yield outcome
-        while repeats is not None and is_ahead:
-            left_out = repeats.leavers(outcome)
-            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
-            is_ahead = self._launch_ahead(repeats, goes_on)
-            self._take(repeats.part, outcome)
-            self._note(repeats.part, outcome)
-            repeats.count_drafts(outcome)
-            yield outcome
-
-    def _drop_features(self, parts: list[StepPart]) -> None:
-        """Zeroes the new features, NaN perhaps, that these parts have written and of which nothing is taken."""
-        if self._drafting.features is not None:
-            for part in parts:
-                read = {*part.drafted, *part.reading}
-                for row in part.rows:  # those that were not read have new features after their waiting ones
-                    self._drafting.features.wipe(part.requests[row], 0 if row in read else None)
-
-    def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
-        """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        wanted = repeats.part.wanted
-        can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.may_repeat(wanted)
-        can_go_on = can_go_on and not has_grammar(repeats.part.own)  # of which a step may take tokens back
-        if not can_go_on or not repeats.has_room() or not goes_on():
-            return False
-        repeats.launch()
-        return True
-
-    def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
-        """
-        Groups the rows by their trees. Rows without drafts join the first part, or make a part of their own if they
-        outnumber its drafted rows. None if not all rows can be in captured steps.
-        """
-        can_run = self.works and self._target.cache.has_memory
-        if not can_run or any(request.options.device_warpers is None for request in requests):
-            return None
-        if (self._target.cache.state_layers or self._ranks.are_several) and has_grammar(requests):
-            return None
-        shifts = [request.position_shift for request in requests]
-        if any(shift is not None and shift.dim() != 2 for shift in shifts):
-            return None
-        parts: dict[Any, StepPart] = {}
-        for group in groups:
-            plan: Any = group.asked.plan
-            if not self._drafting.can_be_captured:
-                return None
-            if not self._drafting.can_grow(plan.tree):
-                return None
-            if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
-                return None
-            asked = group.asked
-            by_position = plan.draws_children and plan.draws_by_position
-            key = plan.tree, plan.draws_children, by_position, asked.calibration is not None, asked.reports_ranks
-            part = parts.setdefault(key, StepPart(requests, *key[:3], shapes=key[3], reports_ranks=key[4]))
-            part.groups.append(group)
-        drafted = {row for group in groups for row in group.rows}
-        plain = [row for row in range(len(requests)) if row not in drafted]
-        found = list(parts.values())
-        if plain and found and len(plain) <= len(found[0].drafted):
-            found[0].plain = plain
-        elif plain:
-            found.append(StepPart(requests, plain=plain))
-        return found if len(found) <= MOST_PARTS else None
-
-    # ------------------------------------------------------------------------------------------------------- one part
-
-    def _launch(self, part: StepPart) -> InFlightStep | None:
-        """Starts the step of a part's rows and returns it; None if its capture failed."""
+    def loaded(self, part: StepPart) -> InFlightStep | None:
+        """The captured step that is to run a part, with its rows loaded; None if its capture failed."""
         num_rows = next_size(max(self.fewest_rows, len(part.own)))
         lag, values = self._values.of(part, self._new_width(part), num_rows)
         size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
         part.wanted = StepKey(self._kind_of(part, values.kinds), size)
-        step = part.step = self._step_for(part.wanted, part, values)
-        if step is not None:
-            part.load_calibration()
-            step.launch()
-        return step
+        return self._step_for(part.wanted, part, values)
 
     def key_for(self, part: StepPart, rows: int, fewest: int, blocks: int, read_width: int = 0) -> StepKey:
         """
@@ -356,7 +247,7 @@ class DeviceSteps:
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
         compiles = step.compiles
-        if compiles and self._captures == 0:
+        if compiles and self.num_captures == 0:
             name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
@@ -385,22 +276,6 @@ class DeviceSteps:
         start = time.perf_counter()
         with captured_together(self._ranks), any_number_of_shapes() if step.compiles else nullcontext():
             step.capture(RECORDERS[self._target.device.type], self._pool)
-        self._captures += 1
-        if not step.compiles or self._captures > 1:  # the first one compiles for all
+        self.num_captures += 1
+        if not step.compiles or self.num_captures > 1:  # the first one compiles for all
             self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]
-
-    def _note(self, part: StepPart, outcome: Outcome) -> None:
-        """Takes note of what the draft has read in a part's step."""
-        if part.step is not None and part.step.features is not None:  # a copy: the next replay overwrites it
-            outcome.features.append((part.rows, part.step.features[: len(part.rows)].clone()))
-        read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
-        self._drafting.note_proposed(part.of(read))
-        outcome.was_deferred |= part.was_deferred
-        outcome.only_read |= bool(part.reading)
-
-    def _take(self, part: StepPart, outcome: Outcome) -> None:
-        """
-        Waits for the report of a part's step and adds it to `outcome`. The host delivers earlier results meanwhile.
-        """
-        self.deliver_results()
-        outcome.take(part)

@@ -1,0 +1,115 @@
+"""What comes of a captured step: the tokens of its rows, and what else the host learns from its report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...trees.confidence import RowOutcome
+from ...verification import DraftTemperature, Walk
+from .constraining import constrained
+from .drawing import mean_overlaps
+from .parts import DraftGroup, StepPart
+from .reshaping import num_columns, read_row_outcome
+from .walks import error_of
+
+
+if TYPE_CHECKING:
+    from ...verification.log_probabilities import TokenLogprob
+
+
+@dataclass
+class Outcome:
+    """
+    Result of a captured step.
+
+    Args:
+        walk (`Walk`): accepted nodes and new tokens of all rows, not yet appended to the requests.
+        drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
+        features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
+            `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
+        errors (`dict`): errors of the rows that fail after their tokens: messages, or exceptions that their own
+            options have raised.
+        spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
+            tokens.
+        left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
+            before it: nothing is taken from them.
+        left_with_nan (`set[int]`): those of them whose K/V may have NaN now.
+        launched_at (`float`), came_at (`float`): when the step was launched, and when its last report had come
+            (`time.perf_counter`).
+        captured (`bool`): whether a graph was captured first, which takes long.
+        only_read (`bool`): whether an EAGLE head read pending features in the step for later trees.
+        was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
+        row_outcomes (`dict[int, RowOutcome]`): by row the draft's confidence, and what came of it, where the step's
+            own choice of nodes makes this worth a report.
+        learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
+        logprobs (`dict[int, list[TokenLogprob]]`): by row, those of the tokens of requests that ask for them.
+    """
+
+    walk: Walk
+    drafted: dict[int, int] = field(default_factory=dict)
+    features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    errors: dict[int, str | Exception] = field(default_factory=dict)
+    spoiled: dict[int, int] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+    left_with_nan: set[int] = field(default_factory=set)
+    launched_at: float = 0.0
+    came_at: float = 0.0
+    captured: bool = False
+    only_read: bool = False
+    was_deferred: bool = False
+    row_outcomes: dict[int, RowOutcome] = field(default_factory=dict)
+    learnt: set[DraftTemperature] = field(default_factory=set)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+    def take(self, part: StepPart) -> None:
+        """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
+        assert part.step is not None
+        report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
+        self.came_at = time.perf_counter()
+        logprobs = part.step.logprobs()
+        columns = slice(2 * new, 2 * new + (num_columns(new - 1, part.shapes) if part.reports_ranks else 0))
+        for place, (row, (accepted, drafted, is_nan, *rest)) in enumerate(zip(part.rows, report, strict=False)):
+            if row in self.left_out:
+                if is_nan:
+                    self.left_with_nan.add(row)
+                continue
+            path, tokens = rest[:new], rest[new : 2 * new]
+            error: str | Exception | None = error_of(accepted, is_nan)
+            if is_nan and row in were_drafted:
+                self.spoiled[row] = drafted
+                continue
+            found = list[int]()
+            if error is None:
+                own = tokens[: accepted + 1]
+                found, error = constrained(part.requests[row], own, partial(part.step.logits_at, place))
+                if 0 < len(found) <= accepted:
+                    part.step.keep_until(place, len(found) - 1, part.requests[row])
+            if error is not None:
+                self.errors[row] = error
+            self.walk.paths[row] = path[1 : len(found)]
+            self.walk.tokens[row] = found
+            if logprobs is not None:
+                self.logprobs[row] = logprobs.of(part.requests[row], place)
+            if row in were_drafted:
+                self.drafted[row] = drafted
+                if part.reports_ranks and accepted >= 0:
+                    self.row_outcomes[row] = read_row_outcome(
+                        rest[columns], new - 1, max(len(found) - 1, 0), part.shapes
+                    )
+        if part.draws and not part.by_position:
+            overlaps = {row: of_row[3 + columns.stop :] for row, of_row in zip(part.rows, report, strict=False)}
+            self._learn(part.groups, overlaps)
+
+    def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:
+        """Lets the draft temperatures of groups learn from the reported overlaps of rows with a result."""
+        for group in groups:
+            temperature = group.asked.temperature
+            own = [overlaps[row] for row in group.rows if row in self.drafted]
+            if own and temperature not in self.learnt and temperature.begin_step():
+                temperature.learn(mean_overlaps(own))
+            self.learnt.add(temperature)

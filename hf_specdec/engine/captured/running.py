@@ -1,0 +1,138 @@
+"""Running captured steps: the parts of a step, its launches, and what the host takes from their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...ranks import Ranks
+from ...states.kernel import MOST_NODES
+from ...verification import Walk
+from ..request import Request
+from .constraining import has_grammar
+from .device_steps import DeviceSteps
+from .outcome import Outcome
+from .parts import DraftGroup, StepPart, parts_of
+from .repeats import Repeats
+
+
+if TYPE_CHECKING:
+    from ...drafters import Drafting
+    from ..target import InFlightTarget
+
+MOST_PARTS = 3
+"""Most parts of a step, one for each tree that requests ask for. Every part is a forward of the target."""
+
+
+class StepRunner:
+    """
+    Runs captured steps of requests.
+
+    Args:
+        steps (`DeviceSteps`): the engine's captured steps.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+    """
+
+    def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
+        self._steps, self._target, self._drafting = steps, target, drafting
+        self._ranks = Ranks.of(target.model)
+
+    def run(
+        self, requests: list[Request], groups: Sequence[DraftGroup], goes_on: Callable[[], bool] = lambda: False
+    ) -> Iterator[Outcome]:
+        """
+        Runs a captured step of all these requests, and yields its outcome. Yields nothing if the step cannot be
+        captured; requests and draft are then unchanged, except that features of parts before one whose capture failed
+        are zero. (That happens at most once, since a failure ends all captures. Drafts from them may be worse.)
+
+        As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
+        way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
+        the run on its way is the only one whose outcome has not been yielded and taken, and there are blocks for
+        another; if it agrees, the step runs again. Until all outcomes have been taken, requests must keep their
+        blocks.
+        """
+        parts = self._parts(requests, groups)
+        if parts is None:
+            return
+        captures = self._steps.num_captures
+        outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
+        for number, part in enumerate(parts):
+            step = part.step = self._steps.loaded(part)
+            if step is None:
+                self._drop(parts[:number])
+                return
+            part.load_calibration()
+            step.launch()
+            outcome.launched_at = outcome.launched_at or step.launched_at
+            if len(parts) == 1:
+                repeats = Repeats(part, step, self._target, self._drafting)
+                is_ahead = self._launch_ahead(repeats, goes_on)
+            self._steps.deliver_results()  # earlier ones, while the device runs the step
+            outcome.take(part)
+        for part in parts:
+            self._note(part, outcome)
+        outcome.captured = captures != self._steps.num_captures
+        yield outcome
+        while repeats is not None and is_ahead:
+            left_out = repeats.leavers(outcome)
+            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
+            is_ahead = self._launch_ahead(repeats, goes_on)
+            self._steps.deliver_results()
+            outcome.take(repeats.part)
+            self._note(repeats.part, outcome)
+            repeats.count_drafts(outcome)
+            yield outcome
+
+    def _drop(self, parts: list[StepPart]) -> None:
+        """Undoes what parts have done of which nothing is taken: their rows run again, without a captured step."""
+        self._drop_features(parts)
+        for part in parts:
+            self._target.cache.drop_states([request.table for request in part.own])
+            self._drafting.note_dropped(part.of(part.drafted))
+
+    def _drop_features(self, parts: list[StepPart]) -> None:
+        """Zeroes the new features, NaN perhaps, that these parts have written and of which nothing is taken."""
+        if self._drafting.features is not None:
+            for part in parts:
+                read = {*part.drafted, *part.reading}
+                for row in part.rows:  # those that were not read have new features after their waiting ones
+                    self._drafting.features.wipe(part.requests[row], 0 if row in read else None)
+
+    def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
+        """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
+        wanted = repeats.part.wanted
+        can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.stored.may_repeat(wanted)
+        can_go_on = can_go_on and not has_grammar(repeats.part.own)  # of which a step may take tokens back
+        if not can_go_on or not repeats.has_room() or not goes_on():
+            return False
+        repeats.launch()
+        return True
+
+    def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
+        """The parts of a step of these requests; None if not all of them can be in captured steps."""
+        cache, drafting = self._target.cache, self._drafting
+        if not self._steps.works or not cache.has_memory:
+            return None
+        if any(request.options.device_warpers is None for request in requests):
+            return None
+        if (cache.state_layers or self._ranks.are_several) and has_grammar(requests):
+            return None
+        shifts = [request.position_shift for request in requests]
+        if any(shift is not None and shift.dim() != 2 for shift in shifts):
+            return None
+        trees: list[Any] = [group.asked.plan.tree for group in groups]
+        if not all(drafting.can_be_captured and drafting.can_grow(tree) for tree in trees):
+            return None
+        if cache.state_layers and any(tree.num_nodes >= MOST_NODES for tree in trees):
+            return None
+        parts = parts_of(requests, groups)
+        return parts if len(parts) <= MOST_PARTS else None
+
+    def _note(self, part: StepPart, outcome: Outcome) -> None:
+        """Takes note of what the draft has read in a part's step."""
+        if part.step is not None and part.step.features is not None:  # a copy: the next replay overwrites it
+            outcome.features.append((part.rows, part.step.features[: len(part.rows)].clone()))
+        read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
+        self._drafting.note_proposed(part.of(read))
+        outcome.was_deferred |= part.was_deferred
+        outcome.only_read |= bool(part.reading)
