@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import EpsilonLogitsWarper, EtaLogitsWarper
 
-from hf_specdec.engine.captured import node_parts, processing
+from hf_specdec.engine.captured import nodes, processing
 from hf_specdec.engine.captured.drawing import Drawing
 from hf_specdec.engine.captured.processing import Processing
 from hf_specdec.verification.device_warpers import Warpers
@@ -75,7 +75,7 @@ def differ(vocab: int) -> list[int]:
 @pytest.mark.parametrize("vocab", [50, 300])
 def test_as_the_warpers_of_transformers(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, with values of their own; the larger vocabulary some nodes at a time."""
-    monkeypatch.setattr(node_parts, "MOST_SCORES", 2 * len(ROWS) * 60)
+    monkeypatch.setattr(nodes, "MOST_SCORES", 2 * len(ROWS) * 60)
     assert differ(vocab) == []
 
 

@@ -23,8 +23,8 @@ from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessorList
 
 from hf_specdec import DynamicTree, SpeculativeConfig, last_metrics
-from hf_specdec.engine.captured import constraining
-from hf_specdec.engine.captured.forcing import force
+from hf_specdec.engine.captured import grammars
+from hf_specdec.engine.captured.grammars import force
 from hf_specdec.grammar import GrammarMask
 from hf_specdec.trees import Topology
 
@@ -58,7 +58,7 @@ def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyP
     assert steps.replays > 0
     assert found.p_value > SIGNIFICANCE, found
     if method == "auto":
-        monkeypatch.setattr(constraining, "choose", lambda scores, do_sample: scores.argmax(dim=-1))
+        monkeypatch.setattr(grammars, "choose", lambda scores, do_sample: scores.argmax(dim=-1))
         assert sampled(config, copy.deepcopy(a_draft("noisy"))).p_value < SIGNIFICANCE
 
 

@@ -23,9 +23,9 @@ from transformers.generation.logits_process import (
     SuppressTokensLogitsProcessor,
 )
 
-from hf_specdec.engine.captured import node_parts
-from hf_specdec.engine.captured.places import Places
-from hf_specdec.engine.captured.row_biases import RowBiases
+from hf_specdec.engine.captured import nodes
+from hf_specdec.engine.captured.biases import RowBiases
+from hf_specdec.engine.captured.nodes import Places
 from hf_specdec.trees import Topology
 from hf_specdec.verification.biases import MOST_BEFORE, MOST_BIASES
 from hf_specdec.verification.device_warpers import Warpers
@@ -116,7 +116,7 @@ SEEDS = range(60)
 @pytest.mark.parametrize("most", [2**24, 3 * 4 * 20], ids=["at once", "some nodes at a time"])
 def test_as_the_processors_of_transformers(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit: what is added up is added in float32."""
-    monkeypatch.setattr(node_parts, "MOST_SCORES", most)
+    monkeypatch.setattr(nodes, "MOST_SCORES", most)
     for seed in SEEDS:
         step = Step(seed)
         torch.testing.assert_close(step.found(), step.expected(), rtol=0, atol=0, msg=lambda m, s=seed: f"{s}: {m}")

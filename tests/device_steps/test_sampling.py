@@ -28,7 +28,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from hf_specdec import SpeculativeConfig, last_metrics
 from hf_specdec.drafters import growth
 from hf_specdec.engine.captured.drawing import Drawing
-from hf_specdec.engine.captured.places import Places
+from hf_specdec.engine.captured.nodes import Places
 from hf_specdec.engine.captured.processing import Processing
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.engine.captured.verdicts import Verdict

@@ -14,7 +14,7 @@ from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, TemperatureLogitsWarper
 
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.engine.captured.constraining import constrained
+from hf_specdec.engine.captured.grammars import constrained
 from hf_specdec.engine.request import Request, RequestOptions
 from hf_specdec.grammar import CompiledGrammar, GrammarMask
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from hf_specdec.engine.captured.biases import RowBiases
 from hf_specdec.engine.captured.processing import Processing
-from hf_specdec.engine.captured.row_biases import RowBiases
 from hf_specdec.verification.device_warpers import NONE, Warpers
 
 

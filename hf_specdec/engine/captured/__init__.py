@@ -6,9 +6,11 @@ loads the rows and reads the report.
 - `keys`: kinds and sizes of steps, which are fixed at a capture.
 - `rows`: the inputs of a captured step, per row; `staged_rows`: how the host loads them; `row_buffer`: their memory;
   `values`: what they are loaded with.
-- `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from;
-  `processing`: what rows' processors do with the logits of both, `places`: at which nodes; `biasing` (of the
-  `row_biases`), `penalising`, `ngrams`: some of them.
+- `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from.
+- `processing`: what rows' processors do with the logits of target and draft; `nodes`: at which nodes; `biases`,
+  `text_processors`: some of them.
+- `grammars`: tokens that grammars ask for, or do not allow.
+- `log_probabilities`: those of new tokens.
 - `captured`: the base class of captured steps.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompt_step`: a captured prefill step; `prompts`: which of them are captured, and run prefill chunks.

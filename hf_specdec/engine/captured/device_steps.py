@@ -21,7 +21,7 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import Verifier
 from ..request import Request
 from .captured import CapturedStep
-from .constraining import has_grammar
+from .grammars import has_grammar
 from .keys import StepKey, StepKind, StepSize
 from .log_probabilities import best_asked
 from .parts import StepPart

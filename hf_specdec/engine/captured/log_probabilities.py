@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...verification.log_probabilities import MOST_BEST, TokenLogprob, log_probabilities, token_logprobs
-from .places import Places
+from .nodes import Places
 from .processing import Processing
 from .reports import HostCopy, Reports
 

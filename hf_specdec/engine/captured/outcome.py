@@ -11,8 +11,8 @@ import torch
 
 from ...trees.confidence import RowOutcome
 from ...verification import DraftTemperature, Walk
-from .constraining import constrained
 from .drawing import mean_overlaps
+from .grammars import constrained
 from .parts import DraftGroup, StepPart
 from .reshaping import num_columns, read_row_outcome
 from .walks import error_of

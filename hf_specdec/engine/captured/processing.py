@@ -12,13 +12,10 @@ from ...trees import Topology
 from ...verification.biases import BIASES, ENDINGS, FORCED, HIDDEN_TOKENS, MOST_BEFORE
 from ...verification.device_warpers import NGRAMS, PENALTIES, TEXTS
 from ...verification.filters import AFTER, BEFORE
-from .biasing import NodeBiases
-from .ngrams import without_repeated
-from .node_parts import by_nodes
-from .penalising import PENALTY_VALUES, penalised
-from .places import Places
-from .row_biases import RowBiases
+from .biases import NodeBiases, RowBiases
+from .nodes import Places, by_nodes
 from .rows import InFlightRows
+from .text_processors import PENALTY_VALUES, penalised, without_repeated
 
 
 if TYPE_CHECKING:

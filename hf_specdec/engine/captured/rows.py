@@ -9,7 +9,7 @@ import torch
 from ...adapters import Choice
 from ...cache.pending_features import PendingFeatures
 from ...verification.device_warpers import NONE
-from .forcing import ForcedLimits
+from .grammars import ForcedLimits
 from .keys import StepSize
 from .staged_rows import StagedRows
 

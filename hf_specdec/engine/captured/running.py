@@ -9,8 +9,8 @@ from ...ranks import Ranks
 from ...states.kernel import MOST_NODES
 from ...verification import Walk
 from ..request import Request
-from .constraining import has_grammar
 from .device_steps import DeviceSteps
+from .grammars import has_grammar
 from .outcome import Outcome
 from .parts import DraftGroup, StepPart, parts_of
 from .repeats import Repeats

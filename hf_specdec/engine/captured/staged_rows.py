@@ -15,8 +15,8 @@ from ...verification import Verifier
 from ...verification.choosing import uniform
 from ...verification.device_warpers import INTEGERS, NONE, Warpers
 from ..request import Request
+from .biases import RowBiases
 from .keys import StepSize
-from .row_biases import RowBiases
 from .row_buffer import RowBuffer
 
 

@@ -12,7 +12,7 @@ from ...compiling.layers import compiled_function
 from ...drafters.captured import CapturedDraft, NoDraft
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from .captured import CapturedStep
-from .forcing import force
+from .grammars import force
 from .keys import StepKey
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun
 from .reports import Reports
