@@ -13,7 +13,7 @@ from support.batches import assert_nothing_left, manager_of, run_together
 from support.vision import DRAFTS, Inputs
 from transformers import PreTrainedModel
 
-from hf_specdec.batching import Limits, preparing
+from hf_specdec.batching import Limits, preparing_inputs
 from hf_specdec.compat import cache_name_of
 from hf_specdec.engine import prefixes
 from hf_specdec.engine import target as target_module
@@ -28,6 +28,12 @@ FIRST = LEAD // SIZE * SIZE
 """Tokens before the images in full blocks."""
 
 
+def plain_texts(model: PreTrainedModel, prompts: list[Inputs]) -> list[list[int]]:
+    """What plain `generate` writes after each prompt."""
+    texts = [model.generate(**inputs, do_sample=False, max_new_tokens=NEW) for inputs in prompts]
+    return [text[0, one["input_ids"].shape[1] :].tolist() for text, one in zip(texts, prompts, strict=True)]
+
+
 @cache
 def family(name: str) -> tuple[PreTrainedModel, list[Inputs], list[list[int]]]:
     """A model, prompts that begin with one text, with an image, another, and two, and what plain `generate` writes."""
@@ -35,10 +41,7 @@ def family(name: str) -> tuple[PreTrainedModel, list[Inputs], list[list[int]]]:
     one, two = vision.ragged_image_prompts(name, ((LEAD, 21), (LEAD, 3, 5)))
     two["input_ids"][:, :LEAD] = one["input_ids"][:, :LEAD]
     prompts = [one, one | {"pixel_values": -3 * one["pixel_values"].flip(-1)}, two]
-    texts = []
-    for inputs in prompts:
-        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
+    texts = plain_texts(model, prompts)
     assert texts[0] != texts[1], "else the image would not matter"
     return model, prompts, texts
 
@@ -190,13 +193,8 @@ TAIL = 50
 @cache
 def long_tails(name: str) -> tuple[list[Inputs], list[list[int]]]:
     """Prompts with long texts behind their images, the second one behind two, and what plain `generate` writes."""
-    model = family(name)[0]
     prompts = vision.ragged_image_prompts(name, ((5, TAIL), (LEAD, 3, TAIL)))
-    texts = []
-    for inputs in prompts:
-        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
-    return prompts, texts
+    return prompts, plain_texts(family(name)[0], prompts)
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
@@ -232,7 +230,7 @@ def test_wrong_ends_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -
         shift = target_module.shift_after
         monkeypatch.setattr(target_module, "shift_after", lambda *args: torch.zeros_like(shift(*args)))
     else:
-        monkeypatch.setattr(preparing, "is_by_token", lambda *_: False)
+        monkeypatch.setattr(preparing_inputs, "is_by_token", lambda *_: False)
     try:
         assert write(manager, *prompts) == texts
     except Exception:  # noqa: BLE001
@@ -249,7 +247,6 @@ def album(name: str) -> tuple[list[Inputs], list[list[int]]]:
     Prompts with one image, the same with text behind, with a second image, and with another second image and a third;
     and what plain `generate` writes.
     """
-    model = family(name)[0]
     one, two, three = vision.ragged_image_prompts(name, ((20, 9), (20, 21, 5), (20, 21, 3, 4)))
     per_image = 24 if "image_grid_thw" in one else 1
     for inputs in (two, three):
@@ -265,11 +262,8 @@ def album(name: str) -> tuple[list[Inputs], list[list[int]]]:
         else value[:, : start + 17]
         for key, value in two.items()
     }
-    prompts, texts = [one, two, longer, three], []
-    for inputs in prompts:
-        text = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-        texts.append(text[0, inputs["input_ids"].shape[1] :].tolist())
-    return prompts, texts
+    prompts = [one, two, longer, three]
+    return prompts, plain_texts(family(name)[0], prompts)
 
 
 @pytest.mark.parametrize("kind", DRAFTS)

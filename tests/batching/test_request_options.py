@@ -25,7 +25,7 @@ from transformers.generation.stopping_criteria import MaxTimeCriteria, StopStrin
 from transformers.utils import logging as transformers_logging
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching import SpeculativeBatchingManager, preparing
+from hf_specdec.batching import SpeculativeBatchingManager, stop_strings
 from hf_specdec.engine.stopping import TokenCriterion
 
 
@@ -195,7 +195,7 @@ def test_stop_strings_are_looked_up_in_the_vocabulary_once(
             made.append(args[1])
             super().__init__(*args)
 
-    monkeypatch.setattr(preparing, "StopStringCriteria", Counted)
+    monkeypatch.setattr(stop_strings, "StopStringCriteria", Counted)
     texts = {}
     for stop in ("a", ["a"], ["b", "cc"], "a"):
         name = manager.add_request(
