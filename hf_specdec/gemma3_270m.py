@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, PreTrainedTokenizerFast
 
-from .packaged_models import CONTROL_TOKEN, GgufFile, PackagedModel, save_model, special_token_ids
+from .packaged_models import CONTROL_TOKEN, GgufFile, PackagedModel, save_model, sizes_of, special_token_ids
 
 
 GEMMA3_270M_HUB_ID = "google/gemma-3-270m"
@@ -73,21 +73,14 @@ def _write(file: GgufFile, folder: Path) -> None:
 def _config(metadata: dict[str, Any]) -> Gemma3TextConfig:
     """The config. Base of the rotation and order of the layers with a window are the family's: no field has them."""
     return Gemma3TextConfig(
-        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
-        hidden_size=metadata["gemma3.embedding_length"],
-        intermediate_size=metadata["gemma3.feed_forward_length"],
-        num_hidden_layers=metadata["gemma3.block_count"],
-        num_attention_heads=metadata["gemma3.attention.head_count"],
-        num_key_value_heads=metadata["gemma3.attention.head_count_kv"],
         head_dim=metadata["gemma3.attention.key_length"],
         query_pre_attn_scalar=metadata["gemma3.attention.key_length"],
         sliding_window=metadata["gemma3.attention.sliding_window"],
-        max_position_embeddings=metadata["gemma3.context_length"],
-        rms_norm_eps=metadata["gemma3.attention.layer_norm_rms_epsilon"],
         rope_parameters={
             "full_attention": {"rope_type": "default", "rope_theta": metadata["gemma3.rope.freq_base"]},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
+        **sizes_of(metadata, "gemma3"),
         **special_token_ids(metadata),
     )
 

@@ -74,6 +74,21 @@ def special_token_ids(metadata: dict[str, Any]) -> dict[str, int]:
     return {f"{name}_token_id": metadata[f"tokenizer.ggml.{key}_token_id"] for name, key in names.items()}
 
 
+def sizes_of(metadata: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """The sizes of a decoder in a GGUF file's metadata, as arguments of a config."""
+    names = {
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "max_position_embeddings": "context_length",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    }
+    found = {name: metadata[f"{architecture}.{key}"] for name, key in names.items()}
+    return found | {"vocab_size": len(metadata["tokenizer.ggml.tokens"])}
+
+
 def save_model(
     folder: Path, architecture: str, config: PreTrainedConfig, weights: Iterable[tuple[str, torch.Tensor]]
 ) -> None:

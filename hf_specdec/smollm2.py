@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from .packaged_models import CONTROL_TOKEN, GgufFile, PackagedModel, save_model, special_token_ids
+from .packaged_models import CONTROL_TOKEN, GgufFile, PackagedModel, save_model, sizes_of, special_token_ids
 
 
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -116,17 +116,10 @@ def _build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
 
 def _config(metadata: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
-        hidden_size=metadata["llama.embedding_length"],
-        intermediate_size=metadata["llama.feed_forward_length"],
-        num_hidden_layers=metadata["llama.block_count"],
-        num_attention_heads=metadata["llama.attention.head_count"],
-        num_key_value_heads=metadata["llama.attention.head_count_kv"],
         head_dim=metadata["llama.rope.dimension_count"],
-        max_position_embeddings=metadata["llama.context_length"],
-        rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
         rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
         tie_word_embeddings=True,
+        **sizes_of(metadata, "llama"),
         **special_token_ids(metadata),
     )
 
