@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .._ops import ops, register
-from ..checks import check
-from .checking import check_draft, check_logits, check_nodes, check_rows, check_tree, check_uniforms
+from .checking import check_chosen, check_draft, check_logits, check_nodes, check_rows, check_tree, check_uniforms
 from .filters import filter_logits_naive
 from .naive import chosen_walk_naive, greedy_walk_naive, rejection_walk_naive, target_walk_naive
 from .walks import Walks
@@ -68,10 +69,8 @@ def greedy_walk(
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
     """
-    check_tree(logits, tokens, parents, max_depth, end_tokens, active)
-    out = _walks(logits, max_depth, out)
-    ops.greedy_walk(logits, tokens, parents, max_depth, end_tokens, active, *out)
-    return out
+    check_logits(logits)
+    return _walk_along(ops.greedy_walk, logits, tokens, parents, max_depth, end_tokens, active, out)
 
 
 def chosen_walk(
@@ -99,10 +98,24 @@ def chosen_walk(
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
     """
-    check("chosen", chosen, chosen.device, (torch.int64,), None, None)
-    check_nodes(chosen, tokens, parents, max_depth, end_tokens, active)
-    out = _walks(chosen, max_depth, out)
-    ops.chosen_walk(chosen, tokens, parents, max_depth, end_tokens, active, *out)
+    check_chosen(chosen)
+    return _walk_along(ops.chosen_walk, chosen, tokens, parents, max_depth, end_tokens, active, out)
+
+
+def _walk_along(
+    operator: Callable[..., None],
+    of_nodes: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    max_depth: int,
+    end_tokens: torch.Tensor | None,
+    active: torch.Tensor | None,
+    out: Walks | None,
+) -> Walks:
+    """Walks by one tensor `of_nodes` (`[batch, nodes, …]`, checked) alone, from which `operator` takes the tokens."""
+    check_nodes(of_nodes, tokens, parents, max_depth, end_tokens, active)
+    out = _walks(of_nodes, max_depth, out)
+    operator(of_nodes, tokens, parents, max_depth, end_tokens, active, *out)
     return out
 
 

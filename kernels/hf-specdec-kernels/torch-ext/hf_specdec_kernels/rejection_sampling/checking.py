@@ -61,6 +61,14 @@ def check_logits(logits: torch.Tensor) -> None:
     _check_last_stride("logits", logits)
 
 
+def check_chosen(chosen: torch.Tensor) -> None:
+    """
+    Raises:
+        ValueError, TypeError: if the tokens are not `[batch, nodes]` int64.
+    """
+    check("chosen", chosen, chosen.device, (torch.int64,), None, None)
+
+
 def check_uniforms(logits: torch.Tensor, uniforms: torch.Tensor) -> None:
     """
     Raises:

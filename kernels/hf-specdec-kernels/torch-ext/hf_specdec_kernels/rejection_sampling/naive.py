@@ -18,9 +18,7 @@ def greedy_walk_naive(
 ) -> Walks:
     """See `hf_specdec_kernels.greedy_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
-    while walk.walking.any():
-        walk.choose(walk.at_node(logits).float().argmax(dim=-1))
-    return walk.result()
+    return walk.along(lambda: walk.at_node(logits).float().argmax(dim=-1))
 
 
 def chosen_walk_naive(
@@ -33,9 +31,7 @@ def chosen_walk_naive(
 ) -> Walks:
     """See `hf_specdec_kernels.chosen_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
-    while walk.walking.any():
-        walk.choose(walk.at_node(chosen))
-    return walk.result()
+    return walk.along(lambda: walk.at_node(chosen))
 
 
 def target_walk_naive(
@@ -52,10 +48,12 @@ def target_walk_naive(
 ) -> Walks:
     """See `hf_specdec_kernels.target_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
-    while walk.walking.any():
+
+    def drawn() -> torch.Tensor:
         p = target_probabilities(walk.at_node(logits), temperature, top_k, top_p)
-        walk.choose(draw(p, walk.at_node(uniforms)))
-    return walk.result()
+        return draw(p, walk.at_node(uniforms))
+
+    return walk.along(drawn)
 
 
 def rejection_walk_naive(

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from .triton_nodes import filter_kernel, prepare_kernel
-from .triton_walks import chosen_walk_kernel, rejection_walk_kernel, target_walk_kernel
+from .triton_walks import rejection_walk_kernel, target_walk_kernel
 
 
 LARGEST_BLOCK = 16384
@@ -33,17 +33,19 @@ def launch_greedy_walk(logits, tokens, parents, max_depth, end_tokens, active, p
 
 def launch_chosen_walk(chosen, tokens, parents, max_depth, end_tokens, active, path, accepted, next_tokens) -> None:
     """See `hf_specdec_kernels.chosen_walk`; writes to the last three."""
-    batch, num_nodes = chosen.shape
-    if batch == 0:
+    if chosen.shape[0] == 0:
         return
-    ends = _walk(chosen, max_depth, end_tokens)
-    chosen_walk_kernel[(batch,)](
-        chosen.contiguous(), tokens, parents, ends["end_tokens"], tokens if active is None else active.contiguous(),
-        path, accepted, next_tokens, num_nodes, max_depth, ends["num_end_tokens"], tokens.stride(0),
-        _row_stride(parents), ACTIVE=active is not None,
-        BLOCK_NODES=max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
-        BLOCK_PATH=ends["BLOCK_PATH"], BLOCK_ENDS=ends["BLOCK_ENDS"], num_warps=1,
-    )  # fmt: skip
+    target_walk_kernel[(chosen.shape[0],)](
+        **_no_target(tokens),
+        **_tree(tokens, parents, active),
+        **_walk(tokens, max_depth, end_tokens),
+        chosen=chosen.contiguous(),
+        path=path,
+        accepted=accepted,
+        next_tokens=next_tokens,
+        CHOSEN=True,
+        SAMPLE=False,
+    )
 
 
 def launch_target_walk(
@@ -60,9 +62,11 @@ def launch_target_walk(
         **target,
         **nodes,
         **_walk(tokens if uniforms is None else uniforms, max_depth, end_tokens),
+        chosen=tokens,
         path=path,
         accepted=accepted,
         next_tokens=next_tokens,
+        CHOSEN=False,
         SAMPLE=samples,
     )
 
@@ -137,29 +141,43 @@ def _sizes(logits: torch.Tensor) -> dict[str, int]:
 
 def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[str, Any]:
     """The arguments of tree and target that all kernels take, by name; placeholders for absent ones are never read."""
-    _, num_nodes, vocab = logits.shape
     filtered = top_k is not None or top_p is not None
     top_k, top_p = _filters(logits, top_k, top_p) if filtered else (tokens, tokens)
     return {
         "logits": logits,
-        "tokens": tokens,
-        "parents": parents,
         "temperature": tokens if temperature is None else temperature.contiguous(),
         "top_k": top_k,
         "top_p": top_p,
-        "active": tokens if active is None else active.contiguous(),
-        "vocab": vocab,
-        "num_nodes": num_nodes,
+        "vocab": logits.shape[2],
         "logits_stride_b": logits.stride(0),
         "logits_stride_n": logits.stride(1),
-        "tokens_stride_b": tokens.stride(0),
-        "parents_stride_b": _row_stride(parents),
         "FILTERED": filtered,
         "TEMPERED": temperature is not None,
-        "ACTIVE": active is not None,
-        "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
+        **_tree(tokens, parents, active),
         **_sizes(logits),
     }
+
+
+def _tree(tokens, parents, active) -> dict[str, Any]:
+    num_nodes = tokens.shape[1]
+    return {
+        "tokens": tokens,
+        "parents": parents,
+        "active": tokens if active is None else active.contiguous(),
+        "num_nodes": num_nodes,
+        "tokens_stride_b": tokens.stride(0),
+        "parents_stride_b": _row_stride(parents),
+        "ACTIVE": active is not None,
+        "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
+    }
+
+
+def _no_target(tokens: torch.Tensor) -> dict[str, Any]:
+    """The arguments of logits, in a walk that reads none: one warp is enough for it."""
+    tensors = dict.fromkeys(("logits", "temperature", "top_k", "top_p", "bins", "sums", "edges", "kept"), tokens)
+    numbers = dict.fromkeys(("vocab", "logits_stride_b", "logits_stride_n", "SHIFT", "KEPT", "BINS", "STAGES"), 0)
+    flags = dict.fromkeys(("FILTERED", "TEMPERED", "PREPARED"), False)
+    return tensors | numbers | flags | {"BLOCK": 1, "num_warps": 1}
 
 
 def _no_draft(tokens: torch.Tensor) -> dict[str, Any]:

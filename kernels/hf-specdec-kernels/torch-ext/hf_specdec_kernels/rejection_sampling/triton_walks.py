@@ -44,49 +44,20 @@ SIZES_OF_TREES = (
 """Arguments that differ between trees; kernels are not specialised on their values."""
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_depth", "num_end_tokens", "tokens_stride_b", "parents_stride_b"])
-def chosen_walk_kernel(
-    chosen, tokens, parents, end_tokens, active, path, accepted, next_tokens,
-    num_nodes, max_depth, num_end_tokens, tokens_stride_b, parents_stride_b,
-    ACTIVE: tl.constexpr, BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
-):  # fmt: skip
-    """Program (row): at each node takes the token that was chosen there, and descends to a child with it."""
-    row = tl.program_id(0)
-    chosen += row * num_nodes
-    tokens += row * tokens_stride_b
-    parents += row * parents_stride_b
-    places = tl.arange(0, BLOCK_PATH)
-    nodes_of_path = places
-    walks = (tl.load(active + row) != 0) if ACTIVE else row >= 0
-    walking = walks.to(tl.int32)
-    node = row * 0
-    depth = row * 0
-    next_token = (row * 0 - 1).to(tl.int64)
-    while walking > 0:
-        token = tl.load(chosen + node)
-        child = child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES)
-        if (child < num_nodes) & (depth < max_depth):
-            depth += 1
-            node = child
-            nodes_of_path = tl.where(places == depth, node, nodes_of_path)
-            walking = 1 - _is_end(end_tokens, num_end_tokens, token, BLOCK_ENDS)
-        else:
-            next_token = token
-            walking = walking * 0
-    _store_walk(path, accepted, next_tokens, row, nodes_of_path, depth, next_token, walks, max_depth, BLOCK_PATH)
-
-
 @triton.jit(do_not_specialize=[name for name in SIZES_OF_TREES if name not in ("num_parents", "index_stride_b")])
 def target_walk_kernel(
-    logits, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, bins, sums, edges, kept,
+    logits, chosen, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, bins, sums, edges, kept,
     path, accepted, next_tokens, vocab, num_nodes, max_depth, num_end_tokens,
     logits_stride_b, logits_stride_n, tokens_stride_b, parents_stride_b, uniforms_stride_b,
-    SAMPLE: tl.constexpr, FILTERED: tl.constexpr, TEMPERED: tl.constexpr, ACTIVE: tl.constexpr,
+    CHOSEN: tl.constexpr, SAMPLE: tl.constexpr, FILTERED: tl.constexpr, TEMPERED: tl.constexpr, ACTIVE: tl.constexpr,
     PREPARED: tl.constexpr, SHIFT: tl.constexpr, KEPT: tl.constexpr,
     BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): at each node takes the target's argmax, or with SAMPLE a draw; descends to a child with it."""
+    """
+    Program (row): at each node takes the target's argmax, with SAMPLE a draw, or with CHOSEN the token that was chosen
+    there; descends to a child with it.
+    """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_stride_b
     tokens += row * tokens_stride_b
@@ -102,7 +73,9 @@ def target_walk_kernel(
     next_token = row * 0 - 1
     while walking > 0:
         at_node = logits + node.to(tl.int64) * logits_stride_n
-        if SAMPLE:
+        if CHOSEN:
+            token = tl.load(chosen + row * num_nodes + node).to(tl.int32)
+        elif SAMPLE:
             number = node * 0
             place = row * num_nodes + node
             uniform = tl.load(uniforms + row * uniforms_stride_b + node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,12 @@ class WalkState:
         for child in range(self.num_nodes - 1, 0, -1):
             accepted = torch.where(self.is_child(child) & (self.tokens[:, child] == chosen), child, accepted)
         self.step(accepted, chosen)
+
+    def along(self, chosen: Callable[[], torch.Tensor]) -> Walks:
+        """Walks all rows to their ends, along the tokens that `chosen` returns for their current nodes, `[batch]`."""
+        while self.walking.any():
+            self.choose(chosen())
+        return self.result()
 
     def step(self, child: torch.Tensor, otherwise: torch.Tensor) -> None:
         """Descends to node `child` (`[batch]`), or where it is -1 ends the walk with token `otherwise` (`[batch]`)."""
