@@ -19,7 +19,8 @@ from ..config import SpeculativeConfig
 from ..drafters import Drafter
 from ..engine.prompt_inputs import Leads, PromptInputs
 from ..engine.prompt_memory import PromptMemory
-from ..engine.request import Request, RequestOptions
+from ..engine.request import Request
+from ..engine.request_options import RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..grammar import with_grammar

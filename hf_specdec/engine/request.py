@@ -1,32 +1,28 @@
-"""Requests: their text, their options, and their status."""
+"""Requests: their text, their status, and their results."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from ..adapters import Choice
 from ..cache.blocks import BlockTable
-from ..grammar import GrammarMask, grammar_in
 from ..metrics import SpeculationMetrics
-from ..plan import SpeculationPlan
 from ..sequences import Sequences
-from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
-from ..verification.device_warpers import Warpers, without_padding
-from ..verification.log_probabilities import LogprobOptions, TokenLogprob
-from . import sharing
+from ..verification import DraftBackoff, PositionNoise
+from ..verification.log_probabilities import TokenLogprob
 from .prompt_inputs import PromptInputs
 from .prompt_memory import lacks_memory
+from .request_options import RequestOptions
 from .stopping import TokenCriterion, end_tokens_of, max_length_of
 
 
@@ -55,104 +51,6 @@ class SpeculativeGenerationOutput(GenerationOutput):
     fails_by_its_options: bool = False
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_cached_tokens: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class RequestOptions:
-    """
-    Decoding options of a request, or of a row of a call, as `generate` hands them to a decoding method.
-
-    Args:
-        processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): logits processors and stopping criteria
-            that `generate` makes for this prompt.
-        do_sample (`bool`): whether tokens are drawn.
-        plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
-        seed (`int`, *optional*): makes the request's draws the same whatever else runs.
-        clock (`MaxTimeCriteria`, *optional*): the one of `criteria` whose time begins when the request is admitted.
-        logprobs (`LogprobOptions`, *optional*): the log-probabilities that are asked for.
-        vocab_size (`int`, *optional*): number of the target's tokens.
-        padding (`int`): tokens before the row's text that processors see, and a captured step does not.
-    """
-
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    do_sample: bool
-    plan: SpeculationPlan | None
-    seed: int | None = None
-    clock: MaxTimeCriteria | None = None
-    logprobs: LogprobOptions | None = None
-    vocab_size: int | None = None
-    padding: int = 0
-
-    @cached_property
-    def processors_key(self) -> Hashable:
-        """Key of the processors: requests with equal tuples are processed in one call; see `sharing_key`."""
-        return sharing.sharing_key(self.processors)
-
-    @cached_property
-    def reads_scores_only(self) -> bool:
-        """Whether all processors read the scores alone."""
-        return len(self.warpers) == len(self.processors)
-
-    @cached_property
-    def grammar(self) -> GrammarMask | None:
-        """The mask of the request's grammar; None without a grammar."""
-        return grammar_in(self.processors)
-
-    def for_row(self, row: int, padding: int) -> RequestOptions:
-        """The options of one of several rows, with a text of its own in the grammar, and without its padding."""
-        own = [
-            one.for_row() if isinstance(one, GrammarMask) else without_padding(one, row, padding)
-            for one in self.processors
-        ]
-        is_same = not padding and all(one is other for one, other in zip(own, self.processors, strict=True))
-        kept = LogitsProcessorList(one for one in own if one is not None)
-        return self if is_same else replace(self, processors=kept, padding=padding)
-
-    def verifier(self, is_drawn: bool) -> Verifier:
-        """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
-        if not self.do_sample:
-            return Verifier.GREEDY
-        if self.draws_by_position:
-            return Verifier.BY_POSITION
-        by_rejection = is_drawn and self.plan is not None and self.plan.uses_rejection
-        return Verifier.REJECTION if by_rejection else Verifier.FROM_TARGET
-
-    @property
-    def draws_by_position(self) -> bool:
-        """Whether tokens are drawn by the noise of their positions; not with a seed, which has numbers of its own."""
-        by_position = self.plan is not None and self.plan.draws_by_position
-        return self.do_sample and by_position and self.seed is None
-
-    @cached_property
-    def filters(self) -> bool:
-        """Whether tokens are drawn with a filter, such as top-p."""
-        warpers = self.device_warpers
-        return self.do_sample and warpers is not None and not warpers.of_draws <= {"temperature"}
-
-    @cached_property
-    def device_warpers(self) -> Warpers | None:
-        """
-        The processors as device warpers for captured steps; None if these cannot apply them. A grammar is no warper:
-        the host sees to it after the step, which is exact where no filter comes after the mask, and tells nothing of
-        log-probabilities.
-        """
-        others = LogitsProcessorList(one for one in self.processors if one is not self.grammar)
-        warpers = Warpers.of(others, self.vocab_size, self.padding)
-        if warpers is None or (warpers.of_draws and not self.do_sample):
-            return None
-        is_free = not self.do_sample or (self.seed is None and warpers.of_draws <= {"temperature"})
-        return warpers if self.grammar is None or (is_free and self.logprobs is None) else None
-
-    @cached_property
-    def warpers(self) -> LogitsProcessorList:
-        """The processors that read only the scores; a draft that draws its tokens applies them to its own scores."""
-        return warpers_of(self.processors)
-
-    @cached_property
-    def warpers_key(self) -> Hashable:
-        """Key of the warpers: requests with equal tuples draw their drafts alike; see `sharing_key`."""
-        return sharing.sharing_key(self.warpers)
 
 
 class Request:
@@ -201,8 +99,8 @@ class Request:
         self.tokens = list(prompt)
         self.logprobs: list[TokenLogprob] = []
         """The log-probabilities of every generated token, if they are asked for."""
-        self._prompt_told = list(prompt)
-        """The prompt in results: a copy, because users get it, shared by all results of the request."""
+        self._prompt_in_results = list(prompt)
+        """A copy, because users get it, shared by all results of the request."""
         asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize
         self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
         self._fails_at_its_end = self.max_length < asked
@@ -331,7 +229,7 @@ class Request:
         asked = self.options.logprobs
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
-            prompt_ids=self._prompt_told,
+            prompt_ids=self._prompt_in_results,
             generated_tokens=self.new_tokens,
             logprobs=[one.value for one in self.logprobs],
             error=self.error,

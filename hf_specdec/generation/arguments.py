@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from ..compat import cache_name_of
 from ..drafters import Drafter
-from ..engine.request import RequestOptions
+from ..engine.request_options import RequestOptions
 from ..engine.stopping import end_tokens_of, max_length_of
 from ..models.encoders import EncoderInputs
 from ..plan import SpeculationPlan

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ..engine.request import RequestOptions
+from ..engine.request_options import RequestOptions
 from ..grammar import GrammarMask
 from ..sequences import Sequences
 from ..trees import DraftTree

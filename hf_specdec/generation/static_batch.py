@@ -18,7 +18,8 @@ from ..drafters.heads import dtype_in_use
 from ..engine.engine import Engine
 from ..engine.noises import Noises
 from ..engine.prompt_inputs import PromptInputs
-from ..engine.request import Request, RequestOptions
+from ..engine.request import Request
+from ..engine.request_options import RequestOptions
 from ..graphs import obstacle_to_graphs
 from ..kernels import DTYPES, kernels_are_installed
 from ..metrics import SpeculationMetrics, set_last_metrics

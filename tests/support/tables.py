@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.drafters import growth
-from hf_specdec.engine.request import RequestOptions
+from hf_specdec.engine.request_options import RequestOptions
 from hf_specdec.generation.recording import Recorder
 from hf_specdec.generation.rows import CallRows
 from hf_specdec.sequences import Sequences
