@@ -1,4 +1,4 @@
-"""Targets and drafts that cannot be served are refused by name."""
+"""Targets, and other models over trees, that cannot be served are refused by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from transformers.generation.utils import GenerationMixin
 from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig
-from ..drafters import Drafter, DraftModelDrafter
-from ..models.encoders import attends_to_encoder_of, runs_own_encoder
+from ..drafters import Drafter
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.probe import reads_tokens_alone
 from ..models.reasons import Reason
 from ..models.structure import attends_to_images_apart, forward_parameters
 from ..plan import only_chains
-from ..ranks import is_pipeline, is_sharded
+from ..ranks import is_pipeline
 from ..states import layer_kinds_of, mixers_of_their_own
 
 
@@ -58,7 +56,7 @@ def check_target(model: PreTrainedModel) -> None:
             f"`assistant_model`: the layers of the target {name} are spread over processes (`pp_size`), which is not "
             "supported. Load it with `tp_plan` or `device_map`."
         )
-    _check_attention(model, "target")
+    check_attention(model, "target")
     _check_decoding(model)
     if any(hasattr(kind, "prepare_dynamic_mask") for kind in {type(module) for module in modules_of(model)}):
         raise ValueError(
@@ -114,29 +112,6 @@ def check_rows(model: PreTrainedModel, drafter: Drafter, rows: int) -> None:
         )
 
 
-def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
-    """
-    Checks that the draft suits the target, and that both keep their caches.
-
-    Raises:
-        ValueError: for a draft model of another vocabulary or of a kind that cannot fill a tree, a model that drops
-            its cache, and a sharded draft beside a sharded target.
-    """
-    reads_more = drafter.models or type(drafter).watching is not Drafter.watching
-    if model.config.is_encoder_decoder and reads_more and type(drafter) is not DraftModelDrafter:
-        raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} {Reason.ENCODER}, for which "
-            f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()` or a draft model with the target's "
-            "tokenizer, or call `generate` without `tree` and `speculative_config`."
-        )
-    if isinstance(drafter, DraftModelDrafter):
-        _check_draft_model(drafter, model)
-    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
-        _check_keeps_cache(part, role)
-    if is_sharded(model):
-        _check_drafts_are_whole(drafter.models)
-
-
 def check_foreign_hooks(model: PreTrainedModel, drafter: Drafter, config: SpeculativeConfig) -> None:
     """
     Warns of forward hooks of the user's on target or draft, or refuses them, as the config says.
@@ -148,20 +123,18 @@ def check_foreign_hooks(model: PreTrainedModel, drafter: Drafter, config: Specul
     check_hooks({"target": [model], "draft": others}, config.on_foreign_hooks)
 
 
-def _check_decoding(model: PreTrainedModel) -> None:
-    """The target must decode as `GenerationMixin` does."""
-    name = type(model).__name__
-    modes = getattr(model, "_supported_generation_modes", None)
-    if type(model)._sample is not GenerationMixin._sample or (
-        modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
-    ):
-        raise ValueError(
-            f"`assistant_model`: the target {name} {Reason.LOOP}. Call `generate` without `assistant_model`."
-        )
+def check_attention(model: PreTrainedModel, role: str) -> None:
+    """
+    Checks that every layer of a model is attention over all earlier tokens, or over a part of them that can be told
+    for a tree, or holds a state that can follow one.
 
+    Args:
+        model (`PreTrainedModel`): a target or a draft.
+        role (`str`): which of them, for messages.
 
-def _check_attention(model: PreTrainedModel, role: str) -> None:
-    """Every layer must be attention over all earlier tokens, or over a part of them that can be told for a tree."""
+    Raises:
+        ValueError: if it is not.
+    """
     name = type(model).__name__
     text_config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ())
@@ -197,6 +170,18 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"`assistant_model`: the {role} {name} {Reason.CACHE} (`{CACHE}`), which the nodes of a tree need. Call "
             "`generate` without `assistant_model`."
+        )
+
+
+def _check_decoding(model: PreTrainedModel) -> None:
+    """The target must decode as `GenerationMixin` does."""
+    name = type(model).__name__
+    modes = getattr(model, "_supported_generation_modes", None)
+    if type(model)._sample is not GenerationMixin._sample or (
+        modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
+    ):
+        raise ValueError(
+            f"`assistant_model`: the target {name} {Reason.LOOP}. Call `generate` without `assistant_model`."
         )
 
 
@@ -252,62 +237,4 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"`use_kernels=True`: kernels from the Hub replace the recurrent or convolutional layers of the {role} "
             f"{name} as a whole, which a tree cannot follow. Load it without `use_kernels`."
-        )
-
-
-def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
-    """With gradient checkpointing, layers in training mode drop the cache."""
-    if any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules_of(model)):
-        raise ValueError(
-            f"`assistant_model`: the {role} {type(model).__name__} is in training mode with gradient checkpointing, "
-            "which keeps no cache. Call its `eval()` first."
-        )
-
-
-def _check_draft_model(drafter: DraftModelDrafter, target: PreTrainedModel) -> None:
-    draft = drafter.model
-    _check_encoder(draft, target)
-    if not draft.can_generate() and draft.get_output_embeddings() is None:
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
-            "Load it with `AutoModelForCausalLM`."
-        )
-    drafter.check_vocabulary(target)
-    _check_attention(draft, "draft")
-    if "pixel_values" in forward_parameters(draft) and not reads_tokens_alone(draft):
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} {Reason.OTHER_TOKENS}: its forward wants an image. "
-            "Use a language model."
-        )
-
-
-def _check_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """A draft with an encoder must read what the target's reads, and one without must attend to its states."""
-    if draft.config.is_encoder_decoder and draft.config.model_type != target.config.model_type:
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model, the target "
-            f"{type(target).__name__} is none of its kind. Use a decoder-only model with the target's tokenizer."
-        )
-    names: tuple[str, ...]
-    if runs_own_encoder(draft, target):
-        names, remedy = ("num_mel_bins", "max_source_positions"), "a draft for the same inputs"
-    elif attends_to_encoder_of(draft, target):
-        names, remedy = ("d_model",), "a draft with an encoder of its own"
-    else:
-        return
-    for name in names:
-        mine, its = (getattr(model.config, name, None) for model in (draft, target))
-        if mine != its:
-            raise ValueError(
-                f"`assistant_model`: the draft {type(draft).__name__} reads what belongs to the encoder of the target "
-                f"with `{name}`={mine}, which is {its} there. Use {remedy}."
-            )
-
-
-def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:
-    """Draft models beside a sharded target must be whole on every rank: the ranks run them at different times."""
-    for draft in filter(is_sharded, drafts):
-        raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} is sharded, like the target, but the ranks forward it at "
-            "different times. Give every rank a whole one."
         )

@@ -19,6 +19,7 @@ from ..models.structure import attends_to_images_apart, keeps_encoder_apart
 from ..plan import SpeculationPlan
 from ..states import is_attention_free
 from .arguments import CallArguments
+from .draft_refusals import check_draft
 from .inherited import (
     OF_ASSISTED_GENERATION,
     OF_OTHER_MODES,
@@ -27,7 +28,7 @@ from .inherited import (
     remedy,
     set_aside_idle_options,
 )
-from .model_refusals import check_draft, check_foreign_hooks, check_target
+from .model_refusals import check_foreign_hooks, check_target
 
 
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")

@@ -16,7 +16,7 @@ from support.models import noisy_copy, take_weights, tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.generation import model_refusals
+from hf_specdec.generation import draft_refusals
 
 
 PROMPT, OTHER = [5, 6, 7, 8], [9, 3, 4]
@@ -218,8 +218,8 @@ def test_a_manager_that_is_stopped_from_elsewhere() -> None:
 
 def test_models_are_checked_when_they_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once while the manager runs, again after a pause, and for every request while it does not run."""
-    model, checked, check = tiny_model(), [], model_refusals._check_keeps_cache
-    monkeypatch.setattr(model_refusals, "_check_keeps_cache", lambda *args: (checked.append(args[1]), check(*args)))
+    model, checked, check = tiny_model(), [], draft_refusals._check_keeps_cache
+    monkeypatch.setattr(draft_refusals, "_check_keeps_cache", lambda *args: (checked.append(args[1]), check(*args)))
     manager = make(model, noisy_copy(model))
     del checked[:]
     for _ in range(2):
