@@ -194,9 +194,9 @@ class WarmUp:
         for number, key in steps.stored.wanted:
             if number < PATIENCE:
                 break
-            if key.kind.tree is None or key.kind in steps.asked:
+            if key.kind.tree is None or key.kind in steps.draft_requests:
                 is_timed = autos.has_times(key)
-                yield StepAhead(key, steps.asked.get(key.kind), key.size.rows, is_timed)
+                yield StepAhead(key, steps.draft_requests.get(key.kind), key.size.rows, is_timed)
         for number, prompts in steps.prompts.wanted:
             if number >= PROMPTS_THAT_WAIT:
                 yield PromptsAhead(prompts)

@@ -102,11 +102,15 @@ class GrowingDraft(CapturedDraft):
         drafting (`Drafting`): the draft.
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
         rows (`InFlightRows`): the step's rows.
-        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     def __init__(
-        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+        self,
+        drafting: Any,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
     ):
         self.rows, self.tree, drafter = rows, tree, drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables, rows.draft_slots)
@@ -115,8 +119,8 @@ class GrowingDraft(CapturedDraft):
         # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
         self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
-        if asked is not None:
-            self.drafter.ask(asked)
+        if draft_request is not None:
+            self.drafter.ask(draft_request)
         self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, self.first_slots)
 
     def leave(self, is_left: torch.Tensor) -> None:

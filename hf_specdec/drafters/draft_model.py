@@ -298,8 +298,8 @@ class DraftModelDrafting(CachedDrafting):
     def _begin(self) -> None:
         self.drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
-        self.drafter.ask(asked)
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(draft_request)
         self.catch_up(requests, MOST_UNREAD_TOKENS)
         self.cache.seat([request.table for request in requests])
         starts = [min(seen, request.length - 1) for seen, request in zip(self.cache.lengths, requests, strict=True)]

@@ -73,7 +73,7 @@ class Drafting(ABC):
         return True
 
     @abstractmethod
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
         """Proposes a tree for each of `requests`, whose blocks have room for it; None for no trees at all."""
 
     def evidence(self, requests: list[Request]) -> Evidence | None:

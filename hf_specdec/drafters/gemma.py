@@ -209,7 +209,7 @@ class GemmaDrafting(LastFeatureDrafting):
     drafter: GemmaDrafter
     captured_draft = CapturedGemma
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
         cache: Any = self.drafter.target.forward.cache
         cache.seat([request.table for request in requests])
-        return super().propose(requests, asked)
+        return super().propose(requests, draft_request)

@@ -116,7 +116,7 @@ class CapturedLastFeature(CapturedDraft):
         drafting (`LastFeatureDrafting`): the draft.
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
         rows (`InFlightRows`): the step's rows.
-        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     def __init__(
@@ -124,15 +124,15 @@ class CapturedLastFeature(CapturedDraft):
         drafting: LastFeatureDrafting,
         tree: TokenTree | DynamicTree | None,
         rows: InFlightRows,
-        asked: DraftRequest | None,
+        draft_request: DraftRequest | None,
     ):
         assert drafting.features is not None
         self.rows, self.tree, self._features = rows, tree, drafting.features.held
         # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
         self.held: Any = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafting.drafter)
-        if asked is not None:
-            self.drafter.ask(asked)
+        if draft_request is not None:
+            self.drafter.ask(draft_request)
 
     def write_as(self, cache: DevicePagedCache) -> None:
         return
@@ -191,9 +191,9 @@ class LastFeatureDrafting(Drafting):
         if rows and self.features is not None:
             self.features.put_last([requests[row] for row in rows], last[rows])
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
         assert self.features is not None
-        self.drafter.ask(asked)
+        self.drafter.ask(draft_request)
         starts = [request.length - 1 for request in requests]
         last = self.features.of(requests, 1)[:, 0]
         return self.drafter.propose_from(StepRows(requests, self.drafter.device, starts), last)

@@ -36,16 +36,16 @@ class OneByOneDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
-        drafts = [self._propose(request, asked) for request in requests]
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
+        drafts = [self._propose(request, draft_request) for request in requests]
         parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
         return join_drafts(parts, len(requests), self.device) if parts else None
 
-    def _propose(self, request: Request, asked: DraftRequest) -> DraftTree | None:
+    def _propose(self, request: Request, draft_request: DraftRequest) -> DraftTree | None:
         try:
-            drafter, sequences = self._of(request, asked)
+            drafter, sequences = self._of(request, draft_request)
             drafter.request = replace(
-                asked,
+                draft_request,
                 noises=None if request.noise is None else [request.noise],
                 grammars=None if request.options.grammar is None else [request.options.grammar],
             )
@@ -53,7 +53,7 @@ class OneByOneDrafting(Drafting):
             draft = drafter.propose(sequences)
             if draft is None:
                 return None
-            check_proposal(draft, drafter, asked)
+            check_proposal(draft, drafter, draft_request)
             return draft.within([request.room])
         except Exception as error:  # an error of a user's drafter fails only its request
             request.fail(error)
@@ -78,11 +78,11 @@ class OneByOneDrafting(Drafting):
             request.fail(error)
             return {}
 
-    def _of(self, request: Request, asked: DraftRequest) -> tuple[Drafter, Sequences]:
+    def _of(self, request: Request, draft_request: DraftRequest) -> tuple[Drafter, Sequences]:
         if request not in self._drafters:
             drafter = self.drafter.for_call(self.target)
             sequences = Sequences(torch.tensor([request.tokens], device=self.device), max_length=request.max_length)
-            drafter.start(sequences, asked)
+            drafter.start(sequences, draft_request)
             self._drafters[request] = drafter, sequences
         return self._drafters[request]
 

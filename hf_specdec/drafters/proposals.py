@@ -8,14 +8,14 @@ from ..trees import DraftTree, Topology
 from .base import Drafter, DraftRequest
 
 
-def check_proposal(draft: DraftTree, drafter: Drafter, asked: DraftRequest) -> None:
+def check_proposal(draft: DraftTree, drafter: Drafter, draft_request: DraftRequest) -> None:
     """
     Raises `TypeError` or `ValueError` for a draft that would fail the whole step: all its requests would end. Drafters
     of this library are not checked.
     """
     if type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return
-    name, most = f"`{type(drafter).__name__}.propose`", asked.tree.num_nodes
+    name, most = f"`{type(drafter).__name__}.propose`", draft_request.tree.num_nodes
     if not isinstance(draft, DraftTree):
         raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")
     tokens, topology, valid = draft.tokens, draft.topology, draft.valid
@@ -39,14 +39,14 @@ def check_proposal(draft: DraftTree, drafter: Drafter, asked: DraftRequest) -> N
         _check_dtype(name, "valid", valid, torch.bool)
     _check_topology(topology, name)
     counted = tokens if valid is None else tokens[valid]
-    foreign = counted[(counted < 0) | (counted >= asked.vocab_size)].tolist()
+    foreign = counted[(counted < 0) | (counted >= draft_request.vocab_size)].tolist()
     if foreign:
         raise ValueError(
-            f"{name} returned token {foreign[0]}, but the target knows {asked.vocab_size} from 0. Mark nodes that "
-            "are not to count in `valid`."
+            f"{name} returned token {foreign[0]}, but the target knows {draft_request.vocab_size} from 0. Mark nodes "
+            "that are not to count in `valid`."
         )
-    if asked.plan.uses_rejection and counted.numel() > 0:
-        _check_scores(draft, name, asked.vocab_size)
+    if draft_request.plan.uses_rejection and counted.numel() > 0:
+        _check_scores(draft, name, draft_request.vocab_size)
 
 
 def _check_dtype(name: str, argument: str, value: torch.Tensor, dtype: torch.dtype) -> None:

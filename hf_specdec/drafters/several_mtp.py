@@ -203,12 +203,12 @@ class SeveralMtpDrafting(FeatureDrafting):
         assert self.features is not None
         return self.features.places(requests)
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
         places = self._places(requests)
-        self.drafter.ask(asked)
+        self.drafter.ask(draft_request)
         self.catch_up(requests, MOST_UNREAD_TOKENS)
         self.drafter.first_states = self.outputs[places][:, None]
-        draft = super().propose(requests, asked)
+        draft = super().propose(requests, draft_request)
         if draft is not None:
             self.outputs[places] = self.drafter.root_states[:, 0]
         return draft

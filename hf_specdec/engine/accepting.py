@@ -49,11 +49,11 @@ class Acceptance:
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         parts: list[tuple[Verifier, list[int], Any]] = []
         for group in groups if draft.num_nodes > 0 else ():
-            is_drawn = group.asked.plan.draws_children
+            is_drawn = group.draft_request.plan.draws_children
             drawn = [row for row in group.rows if requests[row].options.verifier(is_drawn) == Verifier.REJECTION]
             rows = [row for row in drawn if row in left]
             if rows:
-                parts.append((Verifier.REJECTION, rows, self._temperatures.observer(group.asked.temperature)))
+                parts.append((Verifier.REJECTION, rows, self._temperatures.observer(group.draft_request.temperature)))
                 left -= set(rows)
         for verifier in (Verifier.GREEDY, Verifier.FROM_TARGET, Verifier.BY_POSITION):
             rows = sorted(row for row in left if requests[row].options.verifier(False) == verifier)

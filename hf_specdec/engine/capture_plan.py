@@ -121,7 +121,7 @@ class CapturePlan:
             if rows * (tree.num_nodes + 1) > MOST_NODES and not only:
                 continue
             group = group_with(engine, self._choices, request, tree)
-            asked = group.asked
+            asked = group.draft_request
             draws = asked.plan.draws_children
             part = StepPart([request], tree, draws, draws and asked.plan.draws_by_position, groups=[group])
             part.shapes, part.reports_ranks = asked.calibration is not None, asked.reports_ranks
@@ -139,7 +139,7 @@ class CapturePlan:
         self, request: Request, part: StepPart, rows: int, fewest: int, blocks: int, read_width: int = 0
     ) -> StepAhead:
         key = self._engine.device_steps.key_for(part, rows, fewest, blocks or self._fewest_blocks, read_width)
-        asked = part.groups[0].asked if part.groups else None
+        asked = part.groups[0].draft_request if part.groups else None
         return StepAhead(key, asked, fewest, is_timed=_is_auto(request) and not read_width)
 
     def _prompts(self, factor: int, most_tokens: int | None = None, blocks: int = 0) -> Iterator[PromptsAhead]:

@@ -315,7 +315,7 @@ class Engine:
         seconds = self._seconds_of_step(outcome)
         if self.speculates:
             ran = outcome.drafted.keys() | outcome.left_out | outcome.spoiled.keys()
-            of_groups = {row: group.asked.plan.tree for group in groups for row in group.rows}
+            of_groups = {row: group.draft_request.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             flags = {"only_read": outcome.only_read, "was_deferred": outcome.was_deferred}

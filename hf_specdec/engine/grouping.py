@@ -76,14 +76,14 @@ def _take_in(
     group = groups.get(key)
     if group is None:
         temperature = DraftTemperature(adapts=False) if drawn_from is None else engine.temperatures.of(*drawn_from)
-        asked = DraftRequest(
+        draft_request = DraftRequest(
             replace(plan, tree=tree),
             engine.vocab_size,
             options.warpers,
             temperature=temperature,
             reports_ranks=learns,
         )
-        groups[key] = group = DraftGroup(asked)
+        groups[key] = group = DraftGroup(draft_request)
     group.rows.append(row)
 
 
@@ -94,7 +94,7 @@ def _let_refine(engine: Engine, choices: TreeChoices, groups: dict[Any, DraftGro
         calibration = None if auto is None else choices.calibration_of(auto)
         if calibration is not None:
             if isinstance(tree, TokenTree):
-                group.asked = replace(group.asked, calibration=calibration, reports_ranks=True)
+                group.draft_request = replace(group.draft_request, calibration=calibration, reports_ranks=True)
         elif auto is not None and autos.count(auto) == 1:
             refine = choices.refiner(auto, group.rows, engine.drafting.num_slots(tree))
-            group.asked = replace(group.asked, refine=refine)
+            group.draft_request = replace(group.draft_request, refine=refine)

@@ -79,13 +79,14 @@ class RequestStep:
     def propose(self) -> DraftTree:
         engine, requests, parts = self._engine, self._requests, []
         for group in self._groups:
-            asked, noises = group.asked, [noise for row in group.rows if (noise := requests[row].noise) is not None]
+            draft_request = group.draft_request
+            noises = [noise for row in group.rows if (noise := requests[row].noise) is not None]
             if len(noises) == len(group.rows):
-                asked = replace(asked, noises=noises)
+                draft_request = replace(draft_request, noises=noises)
             grammars = [requests[row].options.grammar for row in group.rows]
             if any(grammars):
-                asked = replace(asked, grammars=grammars)
-            draft = engine.drafting.propose([requests[row] for row in group.rows], asked)
+                draft_request = replace(draft_request, grammars=grammars)
+            draft = engine.drafting.propose([requests[row] for row in group.rows], draft_request)
             if draft is not None:
                 parts.append((group.rows, draft))
         device = engine.target.device

@@ -30,8 +30,8 @@ class StepLogprobs:
         }
         self._scores: dict[int, list[torch.Tensor]] = {
             row: []
-            for row, asked in self._asking.items()
-            if asked.mode == "processed" and requests[row].options.processors
+            for row, options in self._asking.items()
+            if options.mode == "processed" and requests[row].options.processors
         }
 
     @property
@@ -47,7 +47,7 @@ class StepLogprobs:
         """Gives requests the log-probabilities of the tokens that walks have given them."""
         if not self._asking:
             return
-        most = max(asked.best for asked in self._asking.values())
+        most = max(options.best for options in self._asking.values())
         rows = [row for row in self._asking if walk.tokens[row] and self._requests[row].error is None]
         found = [log_probabilities(self._scores_of(row, walk), self._tokens_of(row, walk), most) for row in rows]
         if not rows:

@@ -101,9 +101,9 @@ class Request:
         """The log-probabilities of every generated token, if they are asked for."""
         self._prompt_in_results = list(prompt)
         """A copy, because users get it, shared by all results of the request."""
-        asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize
-        self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
-        self._fails_at_its_end = self.max_length < asked
+        wanted = max_length_of(options.criteria, len(prompt)) or sys.maxsize
+        self.max_length = wanted if max_positions is None else min(wanted, max_positions + 1)
+        self._fails_at_its_end = self.max_length < wanted
         self.table = BlockTable()
         self.num_cached = 0
         """Tokens of the prompt that the prefix cache had."""
@@ -226,7 +226,6 @@ class Request:
 
     def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
         """A result with the request's tokens so far, and its status now or the `status` given."""
-        asked = self.options.logprobs
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
             prompt_ids=self._prompt_in_results,
@@ -240,6 +239,8 @@ class Request:
             speculation=self.metrics.copy(),
             finish_reason=self.finish_reason,
             fails_by_its_options=self.fails_by_its_options,
-            top_logprobs=[one.best for one in self.logprobs] if asked is not None and asked.best else [],
+            top_logprobs=[one.best for one in self.logprobs]
+            if self.options.logprobs and self.options.logprobs.best
+            else [],
             num_cached_tokens=self.num_cached,
         )

@@ -204,7 +204,9 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
 
     def taken(self: engine.Engine, requests: Any, groups: Any, outcome: Any) -> None:
         take_outcome(self, requests, groups, outcome)
-        drafted = [group.asked.plan.tree for group in groups if any(row in outcome.drafted for row in group.rows)]
+        drafted = [
+            group.draft_request.plan.tree for group in groups if any(row in outcome.drafted for row in group.rows)
+        ]
         rows = [row for row in range(len(requests)) if row not in outcome.left_out]
         tokens = sum(len(outcome.walk.tokens[row]) for row in rows)
         explores = any(

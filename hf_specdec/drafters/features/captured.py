@@ -25,17 +25,21 @@ class CapturedFeatures(GrowingDraft):
     """
 
     def __init__(
-        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+        self,
+        drafting: Any,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
     ):
         self._likeliest: LikeliestNodes | None = None
-        if asked is not None and asked.calibration is not None and isinstance(tree, TokenTree):
-            learnt = asked.calibration().learnt[: tree.depth]
+        if draft_request is not None and draft_request.calibration is not None and isinstance(tree, TokenTree):
+            learnt = draft_request.calibration().learnt[: tree.depth]
             wide = wide_tree(tree, min(len(learnt[0]), drafting.drafter.num_tokens))
             self._likeliest = LikeliestNodes(wide, tree.num_nodes, len(learnt[0]), rows.device)
             self._learnt = torch.zeros(len(learnt), len(learnt[0]), device=rows.device)
             self._trust = torch.zeros(2, device=rows.device)
             tree = wide
-        super().__init__(drafting, tree, rows, asked)
+        super().__init__(drafting, tree, rows, draft_request)
         drafter = self.drafter
         self._pending = drafting.features.held[:, : rows.size.lag]
         self.held = [self.held, *drafter.constants]

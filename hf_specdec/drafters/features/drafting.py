@@ -119,8 +119,8 @@ class FeatureDrafting(CachedDrafting):
             capacity = PendingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
             self.features = PendingFeatures(most, size, self.drafter.device, dtype, capacity)
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
-        self.drafter.ask(asked)
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(draft_request)
         self.catch_up(requests, MOST_UNREAD_TOKENS)
         counts = self.lags(requests)
         assert self.features is not None

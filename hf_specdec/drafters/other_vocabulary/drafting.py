@@ -66,15 +66,15 @@ class OtherVocabularyDrafting(Drafting):
         if graphs is not None:
             graphs.renew()
 
-    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
-        most_slots = self.num_slots(asked.tree)
+    def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
+        most_slots = self.num_slots(draft_request.tree)
         texts: list[Any] = [self._text(request) for request in requests]
         rows = [row for row, text in enumerate(texts) if self._pool.reserve(text.table, text.length + most_slots)]
         if not rows:
             return None
-        if asked.noises is not None:
-            asked = replace(asked, noises=[asked.noises[row] for row in rows])
-        draft = self._of_texts.propose([texts[row] for row in rows], asked)
+        if draft_request.noises is not None:
+            draft_request = replace(draft_request, noises=[draft_request.noises[row] for row in rows])
+        draft = self._of_texts.propose([texts[row] for row in rows], draft_request)
         return None if draft is None else join_drafts([(rows, draft)], len(requests), draft.tokens.device)
 
     def _text(self, request: Request) -> DraftText:

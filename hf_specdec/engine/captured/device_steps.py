@@ -87,7 +87,7 @@ class DeviceSteps:
         """Whether steps can be captured; see `renew`."""
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
-        self.asked: dict[StepKind, DraftRequest] = {}
+        self.draft_requests: dict[StepKind, DraftRequest] = {}
         """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
         self.num_captures = 0
         """Captures so far."""
@@ -124,8 +124,8 @@ class DeviceSteps:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
         draws = any(request.options.do_sample for request in requests)
-        asked = best_asked(requests), processing_of(requests), has_grammar(requests)
-        return self._steps.trees_for(size, draws, *asked)
+        needs = best_asked(requests), processing_of(requests), has_grammar(requests)
+        return self._steps.trees_for(size, draws, *needs)
 
     def renew(self) -> bool:
         """
@@ -225,7 +225,7 @@ class DeviceSteps:
         step = self._steps.get(key)
         is_new = step is None
         if step is None:
-            step = self.new_step(key, part.groups[0].asked if part.groups else None)
+            step = self.new_step(key, part.groups[0].draft_request if part.groups else None)
         step.load(own, values)
         if is_new:
             step.rows.keep_nothing()  # a capture may run the step twice, and features are read first
@@ -238,11 +238,11 @@ class DeviceSteps:
             self._steps.add(key, step)
         return step
 
-    def new_step(self, key: StepKey, asked: DraftRequest | None) -> InFlightStep:
-        """A step of a kind and size that is yet to be captured; `asked` says how its trees are drafted."""
-        if asked is not None and self._steps.are_ahead:
-            self.asked[key.kind] = replace(asked, refine=None)  # which refers to the engine
-        return InFlightStep(self._target, self._drafting, key, asked)
+    def new_step(self, key: StepKey, draft_request: DraftRequest | None) -> InFlightStep:
+        """A step of a kind and size that is yet to be captured; `draft_request` says how its trees are drafted."""
+        if draft_request is not None and self._steps.are_ahead:
+            self.draft_requests[key.kind] = replace(draft_request, refine=None)  # which refers to the engine
+        return InFlightStep(self._target, self._drafting, key, draft_request)
 
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""

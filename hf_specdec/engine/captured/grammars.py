@@ -76,9 +76,9 @@ def force(
     levels = torch.arange(forced.shape[1], device=forced.device)
     is_there = is_on_chain[:, None] & (depths[:, None] == levels[:, None])
     nodes = is_there.int().argmax(dim=2)
-    asked = forced.gather(1, depths.gather(1, nodes))
+    wanted = forced.gather(1, depths.gather(1, nodes))
     places = nodes[:, :, None].expand(-1, -1, logits.shape[2])
-    found = _hide_others(logits.gather(1, places), asked)
+    found = _hide_others(logits.gather(1, places), wanted)
     logits.scatter_(1, places, found)
     return highest.scatter(1, nodes, found.amax(dim=-1))
 

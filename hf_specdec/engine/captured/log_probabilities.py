@@ -32,12 +32,12 @@ class LogprobsOfRun:
 
     def of(self, request: Request, row: int) -> list[TokenLogprob]:
         """A row's log-probabilities, for each level of the step and one more; empty if it asks for none. Waits."""
-        asked = request.options.logprobs
-        if asked is None:
+        wanted = request.options.logprobs
+        if wanted is None:
             return []
         found = self._found.read_tensor()[row]
         values, tokens = found[:, : 1 + self._best].contiguous().view(torch.float32), found[:, 1 + self._best :]
-        return token_logprobs(values.tolist(), tokens.tolist(), asked.best)
+        return token_logprobs(values.tolist(), tokens.tolist(), wanted.best)
 
 
 class CapturedLogprobs:
@@ -59,8 +59,8 @@ class CapturedLogprobs:
 
     def load(self, requests: list[Request]) -> None:
         """Copies to the device which rows ask for the log-probabilities of the model's own output."""
-        asked = [request.options.logprobs for request in requests]
-        are_raw = [one is not None and one.mode == "raw" for one in asked]
+        wanted = [request.options.logprobs for request in requests]
+        are_raw = [one is not None and one.mode == "raw" for one in wanted]
         self._is_raw[: len(requests)].copy_(torch.tensor(are_raw, device="cpu"))
         self._reports.forget()
 
@@ -107,7 +107,7 @@ def best_asked(requests: Sequence[Request]) -> int | None:
     Number of best tokens for which a captured step of these requests has room: none or `MOST_BEST`, so that there are
     few graphs. None if no request asks for log-probabilities.
     """
-    asked = [request.options.logprobs for request in requests if request.options.logprobs is not None]
-    if not asked:
+    wanted = [request.options.logprobs for request in requests if request.options.logprobs is not None]
+    if not wanted:
         return None
-    return MOST_BEST if any(one.best for one in asked) else 0
+    return MOST_BEST if any(one.best for one in wanted) else 0

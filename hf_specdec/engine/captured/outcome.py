@@ -108,7 +108,7 @@ class Outcome:
     def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:
         """Lets the draft temperatures of groups learn from the reported overlaps of rows with a result."""
         for group in groups:
-            temperature = group.asked.temperature
+            temperature = group.draft_request.temperature
             own = [overlaps[row] for row in group.rows if row in self.drafted]
             if own and temperature not in self.learnt and temperature.begin_step():
                 temperature.learn(mean_overlaps(own))

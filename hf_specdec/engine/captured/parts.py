@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DraftGroup:
     """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
 
-    asked: DraftRequest
+    draft_request: DraftRequest
     rows: list[int] = field(default_factory=list)
 
 
@@ -60,7 +60,7 @@ class StepPart:
 
     def load_calibration(self) -> None:
         """Loads how the step that runs the part reads the draft's confidence."""
-        calibration = self.groups[0].asked.calibration if self.shapes else None
+        calibration = self.groups[0].draft_request.calibration if self.shapes else None
         if calibration is not None and self.step is not None:
             self.step.draft.load_calibration(calibration())
 
@@ -86,7 +86,7 @@ class StepPart:
     @property
     def draft_temperature(self) -> list[float]:
         """The draft temperature of every row at present; 1 in rows without drafts."""
-        values = [group.asked.temperature.value for group in self.groups for _ in group.rows]
+        values = [group.draft_request.temperature.value for group in self.groups for _ in group.rows]
         return values + [1.0] * len(self.plain)
 
     @property
@@ -109,9 +109,9 @@ def parts_of(requests: list[Request], groups: Sequence[DraftGroup]) -> list[Step
     """
     parts: dict[Any, StepPart] = {}
     for group in groups:
-        asked, plan = group.asked, group.asked.plan
+        wanted, plan = group.draft_request, group.draft_request.plan
         by_position = plan.draws_children and plan.draws_by_position
-        key: Any = plan.tree, plan.draws_children, by_position, asked.calibration is not None, asked.reports_ranks
+        key: Any = plan.tree, plan.draws_children, by_position, wanted.calibration is not None, wanted.reports_ranks
         part = parts.setdefault(key, StepPart(requests, *key[:3], shapes=key[3], reports_ranks=key[4]))
         part.groups.append(group)
     drafted = {row for group in groups for row in group.rows}

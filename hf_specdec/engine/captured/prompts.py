@@ -80,8 +80,8 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        asked = best_asked(chunk.requests), processing_of(chunk.requests)
-        keys = [PromptKey(size, kinds, *asked) for kinds in kinds_for(chunk.requests)]
+        needs = best_asked(chunk.requests), processing_of(chunk.requests)
+        keys = [PromptKey(size, kinds, *needs) for kinds in kinds_for(chunk.requests)]
         if self.are_ahead:
             keys = [self._chosen(key) for key in keys]
         key = next((one for one in keys if one in self._steps), keys[0])

@@ -120,7 +120,7 @@ class StepRunner:
         shifts = [request.position_shift for request in requests]
         if any(shift is not None and shift.dim() != 2 for shift in shifts):
             return None
-        trees: list[Any] = [group.asked.plan.tree for group in groups]
+        trees: list[Any] = [group.draft_request.plan.tree for group in groups]
         if not all(drafting.can_be_captured and drafting.can_grow(tree) for tree in trees):
             return None
         if cache.state_layers and any(tree.num_nodes >= MOST_NODES for tree in trees):

@@ -35,10 +35,10 @@ class InFlightStep(CapturedStep):
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
         key (`StepKey`): tree and kinds of verification of the step, and its size: the number of rows, and of blocks,
             levels and tokens per row, for which it has room.
-        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
-    def __init__(self, target: InFlightTarget, drafting: Drafting, key: StepKey, asked: DraftRequest | None):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, key: StepKey, draft_request: DraftRequest | None):
         kind, size = key
         super().__init__(target, drafting, size, kind.processing)
         self.kind, device = kind, target.device
@@ -46,7 +46,7 @@ class InFlightStep(CapturedStep):
         self.draft: CapturedDraft = NoDraft(self.rows)
         if kind.reads or kind.tree is not None:
             assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
-            self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, asked)
+            self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, draft_request)
         drawn_by = self.draft.drafter if kind.draws else None
         self._walks = RowWalks(
             self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds, kind.processing, kind.by_position
