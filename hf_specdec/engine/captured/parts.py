@@ -109,11 +109,18 @@ def parts_of(requests: list[Request], groups: Sequence[DraftGroup]) -> list[Step
     """
     parts: dict[Any, StepPart] = {}
     for group in groups:
-        wanted, plan = group.draft_request, group.draft_request.plan
-        by_position = plan.draws_children and plan.draws_by_position
-        key: Any = plan.tree, plan.draws_children, by_position, wanted.calibration is not None, wanted.reports_ranks
-        part = parts.setdefault(key, StepPart(requests, *key[:3], shapes=key[3], reports_ranks=key[4]))
-        part.groups.append(group)
+        wanted = group.draft_request
+        plan: Any = wanted.plan
+        part = StepPart(
+            requests,
+            plan.tree,
+            plan.draws_children,
+            by_position=plan.draws_children and plan.draws_by_position,
+            shapes=wanted.calibration is not None,
+            reports_ranks=wanted.reports_ranks,
+        )
+        key = part.tree, part.draws, part.by_position, part.shapes, part.reports_ranks
+        parts.setdefault(key, part).groups.append(group)
     drafted = {row for group in groups for row in group.rows}
     plain = [row for row in range(len(requests)) if row not in drafted]
     found = list(parts.values())
