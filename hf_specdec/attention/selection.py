@@ -71,10 +71,10 @@ def tells_selection(model: PreTrainedModel) -> bool:
     layers = layers_of(model)
     if layers is None:
         return False
-    told = sum(selects(call.options) for call in layers.calls)
+    named = sum(selects(call.options) for call in layers.calls)
     if makes_masks_over_trees(model):
-        told += sum(call.makes_mask and kind_of(call.module) in INDEXED for call in layers.calls)
-    return told == number
+        named += sum(call.makes_mask and kind_of(call.module) in INDEXED for call in layers.calls)
+    return named == number
 
 
 def with_own_mask(mask: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

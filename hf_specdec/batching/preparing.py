@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
-from ..generation.inherited import idle_options_of, tell_set_aside
+from ..generation.inherited import idle_options_of, log_set_aside
 from ..models.structure import execution_device
 from ..plan import SpeculationPlan
 from ..verification.processor_kinds import READS_SCORES_ONLY
@@ -107,7 +107,7 @@ def prepare_options(
         for name, value in idle_options_of(model).items()
         if name not in options and given.get(name) is None
     }
-    tell_set_aside(idle)
+    log_set_aside(idle)
     options |= idle
     if generation_config is not None:  # what is set goes into the config: beside it, transformers warns of both
         own = {

@@ -71,10 +71,10 @@ class HasThread:
         if self._loop.pauses.are_held_here:
             raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
         if not (hard_stop and self._loop.fail_idle(STOPPED)) and self.is_running():
-            asked = time.perf_counter()
+            stopped_at = time.perf_counter()
             self._loop.stop(at_once=hard_stop)
             if block:
-                self.join(asked, timeout)
+                self.join(stopped_at, timeout)
         if keep_for_next_session and self._loop.fatal_error is None:
             keep(self)
 

@@ -39,9 +39,9 @@ class LastFeatures(PendingFeatures):
     def first_slot(self, place: int) -> int:
         return place
 
-    def write(self, slots: torch.Tensor, features: torch.Tensor, taken: torch.Tensor) -> None:
-        last = taken.clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2])
-        slots = torch.where(taken < 0, self.trash_slot, slots)
+    def write(self, slots: torch.Tensor, features: torch.Tensor, accepted: torch.Tensor) -> None:
+        last = accepted.clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2])
+        slots = torch.where(accepted < 0, self.trash_slot, slots)
         self.held[:, 0].index_copy_(0, slots, features.gather(1, last)[:, 0].to(self.held))
 
     def counts(self, requests: Iterable[Request]) -> list[int]:

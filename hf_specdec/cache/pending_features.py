@@ -70,10 +70,10 @@ class PendingFeatures:
     slot_step = 1
     """Slots by which a new feature moves the place of the next one on."""
 
-    def write(self, slots: torch.Tensor, features: torch.Tensor, taken: torch.Tensor) -> None:
+    def write(self, slots: torch.Tensor, features: torch.Tensor, accepted: torch.Tensor) -> None:
         """
         Writes a step's new features, `[rows, tokens, size]`, from the rows' `slots` (`[rows]`) on, of which the first
-        is taken, and as many as `taken` (`[rows]`) after it; none if `taken` is negative.
+        is taken, and as many as `accepted` (`[rows]`) after it; none if `accepted` is negative.
         """
         if features.shape[1] > 1:
             slots = (slots[:, None] + torch.arange(features.shape[1], device=slots.device)).flatten()

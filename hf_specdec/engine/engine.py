@@ -290,18 +290,18 @@ class Engine:
             if row in outcome.left_out:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
-            taken = self.bookkeeping.append(request, tokens)
+            num_kept = self.bookkeeping.append(request, tokens)
             error = outcome.errors.get(row)
             if error is not None and not request.is_over:
                 request.fail(error, by_its_options=isinstance(error, Exception))
-            request.logprobs += outcome.logprobs.get(row, [])[:taken]
-            if taken < len(tokens) and not self.runs_ahead:
-                self.target.cache.limit_states(request.table, taken)
+            request.logprobs += outcome.logprobs.get(row, [])[:num_kept]
+            if num_kept < len(tokens) and not self.runs_ahead:
+                self.target.cache.limit_states(request.table, num_kept)
             if request.error is not None or row in outcome.spoiled:
                 walk.paths[row] = None
                 continue
-            self.bookkeeping.num_tokens_generated += taken
-            walk.paths[row] = path = path[:taken]
+            self.bookkeeping.num_tokens_generated += num_kept
+            walk.paths[row] = path = path[:num_kept]
             self.target.cache.note_length(request.table, request.length - 1)
             self.bookkeeping.count(request, len(path), outcome.drafted.get(row))
         for rows, features in outcome.features:

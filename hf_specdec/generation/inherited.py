@@ -67,10 +67,10 @@ def set_aside_idle_options(model: PreTrainedModel, generation_config: Generation
     }
     for name, idle in options.items():
         setattr(generation_config, name, idle)
-    tell_set_aside(options)
+    log_set_aside(options)
 
 
-def tell_set_aside(options: dict[str, Any]) -> None:
+def log_set_aside(options: dict[str, Any]) -> None:
     """Says once, as information, which options of the model's own are set aside."""
     if options:
         logger.info_once(

@@ -47,10 +47,10 @@ class SpeculativeCall:
         self.metrics, self.log = SpeculationMetrics(), StepLog(batch_size)
         self.draft_backoff, self._gave_up_drafts = DraftBackoff(), False
         self.sequences = call.sequences()
-        asked = None if call.max_length is None else call.max_length - call.input_ids.shape[1]
+        most_new = None if call.max_length is None else call.max_length - call.input_ids.shape[1]
         kind = batch_size, call.options.do_sample
         remembered = remembered_of(call.model, call.drafter.times_key, call.options.do_sample)
-        self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, asked, remembered)
+        self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, most_new, remembered)
         forced = 0 if call.options.grammar is None else MOST_FORCED
         self.target = Target(call, self.sequences, plan.tree.num_nodes + forced, loans)
         self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache)

@@ -190,8 +190,8 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     No layer may hold a state by code of its own, or select what it attends to without telling. `kinds`: those of the
     layers, if known.
     """
-    told = INDEXED if tells_selection(model) else frozenset()
-    others = sorted(kinds - _PLAIN_LAYERS - told)
+    selecting = INDEXED if tells_selection(model) else frozenset()
+    others = sorted(kinds - _PLAIN_LAYERS - selecting)
     if layer_kinds_of(model) is not None:
         _check_states(model, role)
         others = sorted(set(others) - _STATE_LAYERS)

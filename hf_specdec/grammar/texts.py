@@ -146,10 +146,10 @@ class GrammarText:
             raise ValueError(f"`grammar`: {reason}.")
 
 
-def num_shared(told: Sequence[int], tokens: Sequence[int]) -> int:
+def num_shared(known: Sequence[int], tokens: Sequence[int]) -> int:
     """Number of tokens with which both lists begin. Fast where they differ near the end, if at all."""
-    most = min(len(told), len(tokens))
+    most = min(len(known), len(tokens))
     last = min(32, most)
-    while told[: most - last] != tokens[: most - last]:
+    while known[: most - last] != tokens[: most - last]:
         last = min(2 * last, most)
-    return next((place for place in range(most - last, most) if told[place] != tokens[place]), most)
+    return next((place for place in range(most - last, most) if known[place] != tokens[place]), most)

@@ -21,12 +21,12 @@ def layer_types_of(config: PreTrainedConfig, num_modules: int) -> list[str] | No
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return None
-    told = getattr(config, "mtp_layer_types", None) or []
+    named = getattr(config, "mtp_layer_types", None) or []
     if config.model_type.startswith(("mimo_v2", "mellum")) and "sliding_attention" in kinds:
         usual = "sliding_attention"
     else:
         usual = "full_attention" if "full_attention" in kinds else kinds[-1]
-    return [told[index] if index < len(told) else usual for index in range(num_modules)]
+    return [named[index] if index < len(named) else usual for index in range(num_modules)]
 
 
 def config_of_layers(config: PreTrainedConfig, kinds: list[str] | None, is_sparse: list[bool]) -> PreTrainedConfig:
