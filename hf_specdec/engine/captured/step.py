@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ...cache.compaction import Compaction
 from ...compiling.layers import compiled_function
 from ...drafters.captured import CapturedDraft, NoDraft
+from ...trees import DraftTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .grammars import force
@@ -25,6 +26,25 @@ if TYPE_CHECKING:
     from ...drafters import Drafting, DraftRequest
     from ..request import Request
     from ..target import InFlightTarget
+
+
+class _Nodes(NamedTuple):
+    """
+    The nodes of a step's forward, `[rows, nodes + 1]` each.
+
+    Args:
+        tokens (`torch.Tensor`, int64): their tokens; the root's in place of those that are not usable.
+        walked (`torch.Tensor`, int64): their tokens as walks see them, -1 for those that are not usable.
+        depths (`torch.Tensor`, int64): their depths, which say their positions; 0 for those that are not usable.
+        usable (`torch.Tensor`, bool, *optional*): which of them count; None for roots alone.
+        drafted (`torch.Tensor` of shape `[rows]`, int64): number of each row's draft tokens.
+    """
+
+    tokens: torch.Tensor
+    walked: torch.Tensor
+    depths: torch.Tensor
+    usable: torch.Tensor | None
+    drafted: torch.Tensor
 
 
 class InFlightStep(CapturedStep):
@@ -104,77 +124,108 @@ class InFlightStep(CapturedStep):
         self.draft = self.draft.without_drafter()
 
     def _run(self) -> list[torch.Tensor]:
-        forward, cache = self._forward, self._cache
+        rows, cache = self.rows, self._cache
         cache.write_tables = cache.writable_tables()
-        self.draft.write_as(cache)
-        if self.draft.forward is not None:
-            self._compile(self.draft.forward)
-        rows, depth = self.rows, self.rows.size.depth
-        draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
-        draft = self._ranks.agree_on_draft(draft)
-        topology = draft.topology
-        if depth > 0:
-            usable = draft.usable(rows.room)
-            # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
-            tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
-            depths, walked = topology.depths * usable, tokens.masked_fill(~usable, -1)
-            drafted = usable[:, 1:].expand(rows.size.rows, -1).sum(dim=1)
-        else:
-            tokens = walked = rows.roots.contiguous()
-            depths, drafted = topology.depths, torch.zeros_like(rows.lengths)
-        cache.at(rows.lengths - 1)
-        if topology.is_static:
-            cache.note_static(topology.ancestors)
-        cache.max_depth = depth
-        features = None
-        with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
-            logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
-            if watched is not None:
-                features = watched.take(rows.device, logits.dtype)
+        draft, nodes = self._propose()
+        logits, features = self._score(draft, nodes)
         highest = logits.amax(dim=-1)
         is_nan = rows_with_nan(logits, highest)
         if self.kind.has_grammars:
-            highest = force(logits, highest, rows.forced, walked, topology)
-        *found, chosen_from = self._walks.walk(logits, draft, walked)
+            highest = force(logits, highest, rows.forced, nodes.walked, draft.topology)
+        *found, chosen_from = self._walks.walk(logits, draft, nodes.walked)
         path, accepted, next_tokens = self._ranks.agree_on_parts(found)
-        for compaction in self._compactions:
-            compaction(rows.lengths - 1, path, accepted, rows.tables)
-        if self.kind.has_grammars:
-            of_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2])) if depth > 0 else logits
-            if not self._logits:
-                self._logits.append(torch.empty_like(of_path))
-            self._logits[0].copy_(of_path)
-        new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
-        if self._logprobs is not None:
-            self._logprobs.note(logits, path, new)
-        if features is not None:
-            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
-            if self._store is not None:
-                if self.kind.has_grammars and not self._store.slot_step:
-                    if not self._features_of_path:
-                        self._features_of_path.append(torch.empty_like(kept))
-                    self._features_of_path[0].copy_(kept)
-                self._store.write(rows.slots, kept, accepted.masked_fill(is_nan, -1))
-            else:
-                if not self._features:
-                    self._features.append(torch.empty_like(kept))
-                self._features[0].copy_(kept)
+        new = self._commit(logits, features, nodes, path, accepted, next_tokens, is_nan)
         is_compiled = self.compiles and self.compiles_whole
         compiled: Any = compiled_function if is_compiled else lambda function: function
         highest = highest if chosen_from is logits else chosen_from.amax(dim=-1)
         accepted = self._walks.checked(highest, path, accepted, compiled)
-        report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
-        if self.kind.reports_ranks:
-            report += [] if self.draft.confidences is None else [confidence_columns(self.draft.confidences)]
-            report.append(offered_columns(path, topology.parents, usable))
-        if self._drawing is not None and self._learns:
-            report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
-        self._report.copy_(self._ranks.agree(torch.cat(report, dim=1)))
+        self._write_report(draft, nodes, logits, path, accepted, new, is_nan)
         cache.keep_states(path, accepted, is_nan)
         self.draft.leave(is_nan)
         if self.can_repeat:
             rows.advance(accepted, new, compiled)
         return [self._report]
+
+    def _propose(self) -> tuple[DraftTree, _Nodes]:
+        """The rows' trees, and the nodes of the target's forward."""
+        self.draft.write_as(self._cache)
+        if self.draft.forward is not None:
+            self._compile(self.draft.forward)
+        rows = self.rows
+        draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
+        draft = self._ranks.agree_on_draft(draft)
+        if rows.size.depth == 0:
+            tokens = rows.roots.contiguous()
+            return draft, _Nodes(tokens, tokens, draft.topology.depths, None, torch.zeros_like(rows.lengths))
+        usable = draft.usable(rows.room)
+        # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
+        tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
+        drafted = usable[:, 1:].expand(rows.size.rows, -1).sum(dim=1)
+        return draft, _Nodes(tokens, tokens.masked_fill(~usable, -1), draft.topology.depths * usable, usable, drafted)
+
+    def _score(self, draft: DraftTree, nodes: _Nodes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target's logits at the nodes, and its features, if these are recorded."""
+        cache, topology, features = self._cache, draft.topology, None
+        cache.at(self.rows.lengths - 1)
+        if topology.is_static:
+            cache.note_static(topology.ancestors)
+        cache.max_depth = self.rows.size.depth
+        with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
+            logits = self._forward(
+                nodes.tokens, topology.ancestors, topology.depths, position_depths=nodes.depths
+            ).logits
+            if watched is not None:
+                features = watched.take(self.rows.device, logits.dtype)
+        return logits, features
+
+    def _commit(
+        self,
+        logits: torch.Tensor,
+        features: torch.Tensor | None,
+        nodes: _Nodes,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        next_tokens: torch.Tensor,
+        is_nan: torch.Tensor,
+    ) -> torch.Tensor:
+        """Keeps what belongs to the accepted paths, and returns the rows' new tokens, `[rows, depth + 1]`."""
+        rows, depth = self.rows, self.rows.size.depth
+        for compaction in self._compactions:
+            compaction(rows.lengths - 1, path, accepted, rows.tables)
+        if self.kind.has_grammars:
+            _keep(self._logits, _on_path(logits, path))
+        new = new_tokens(nodes.tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
+        if self._logprobs is not None:
+            self._logprobs.note(logits, path, new)
+        if features is not None:
+            kept = _on_path(features, path)
+            if self._store is None:
+                _keep(self._features, kept)
+            else:
+                if self.kind.has_grammars and not self._store.slot_step:
+                    _keep(self._features_of_path, kept)
+                self._store.write(rows.slots, kept, accepted.masked_fill(is_nan, -1))
+        return new
+
+    def _write_report(
+        self,
+        draft: DraftTree,
+        nodes: _Nodes,
+        logits: torch.Tensor,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        new: torch.Tensor,
+        is_nan: torch.Tensor,
+    ) -> None:
+        """Writes what `report` reads."""
+        report = [torch.stack([accepted, nodes.drafted, is_nan], dim=1), path, new]
+        if self.kind.reports_ranks:
+            report += [] if self.draft.confidences is None else [confidence_columns(self.draft.confidences)]
+            assert nodes.usable is not None  # a step without a tree offers nothing
+            report.append(offered_columns(path, draft.topology.parents, nodes.usable))
+        if self._drawing is not None and self._learns:
+            report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
+        self._report.copy_(self._ranks.agree(torch.cat(report, dim=1)))
 
     @property
     def can_repeat(self) -> bool:
@@ -214,3 +265,15 @@ class InFlightStep(CapturedStep):
     def logprobs(self) -> LogprobsOfRun | None:
         """What the run has found whose report was read last; None if it finds nothing. To be called once a report."""
         return None if self._logprobs is None else self._logprobs.next()
+
+
+def _on_path(values: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+    """Values of nodes, `[rows, nodes + 1, size]`, at the accepted nodes, `[rows, depth + 1, size]`."""
+    return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[2])) if path.shape[1] > 1 else values
+
+
+def _keep(memory: list[torch.Tensor], values: torch.Tensor) -> None:
+    """Copies values to an address that stays the same, of which there is memory from the first time on."""
+    if not memory:
+        memory.append(torch.empty_like(values))
+    memory[0].copy_(values)
