@@ -9,7 +9,7 @@ from support.batches import assert_nothing_left, manager_of, runs_of_steps
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.engine.captured.repeats import Repeats
+from hf_specdec.engine.captured.running import Repeats
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.candidate_trees import CandidateTrees
 

@@ -223,7 +223,7 @@ def test_weights_change_while_it_pauses(kind: str, how: str) -> None:
             for _ in range(3):
                 names = [manager.add_request(prompt, max_new_tokens=20, do_sample=False) for prompt in prompts]
                 assert [manager.get_result(name).generated_tokens for name in names] == texts
-            assert len(manager.engine.device_steps._steps) > 0
+            assert len(manager.engine.device_steps.stored) > 0
             with manager.pause():
                 take_weights(model, other, in_place=how == "in place")
                 assert alone_on_device(model, prompts[0], max_new_tokens=20) == expected[1][0]
@@ -293,7 +293,7 @@ def test_whole_steps(kind: str, sampling: str) -> None:
                 outputs = [manager.get_result(name) for name in names]
             assert all(output.error is None for output in outputs)
             found.append([output.generated_tokens for output in outputs])
-            runs.append(sum(kind.draws or kind.tree is not None for kind, _ in manager.engine.device_steps._steps))
+            runs.append(sum(kind.draws or kind.tree is not None for kind, _ in manager.engine.device_steps.stored))
         assert found[0] == found[1]
         assert runs[0] == 0 < runs[1]
     finally:

@@ -66,7 +66,7 @@ def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.Monk
         for _ in range(3):
             manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
-        kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
+        kinds = {kind.tree for kind, _ in manager.engine.device_steps.stored}
     assert 2 < len(kinds) <= len(CandidateTrees(AutoTree()).trees) + 2 and len(runs) > 40
 
 

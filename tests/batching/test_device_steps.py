@@ -245,7 +245,7 @@ def test_moved_weights_are_captured_anew() -> None:
         with manager:
             output = manager.get_result(manager.add_request(prompt, max_new_tokens=24), timeout=60)
             assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
-            assert manager.engine.device_steps._steps
+            assert manager.engine.device_steps.stored
         pool = manager.engine.device_steps._pool
         pool._handle = "used"
         for parameter, source in zip(
@@ -266,4 +266,4 @@ def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatc
         for number, prompt in enumerate(prompts):
             manager.add_request(prompt, tree=TokenTree.chain(number + 1), max_new_tokens=20)
             manager.get_result(timeout=60)
-        assert len(manager.engine.device_steps._steps) == 2
+        assert len(manager.engine.device_steps.stored) == 2

@@ -162,7 +162,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
         manager.add_request(prompt, max_new_tokens=25, speculate=prompt != prompts[2])
     with manager:
         result = manager.get_result(name)
-    kinds = [kind for kind, _ in manager.engine.device_steps._steps]
+    kinds = [kind for kind, _ in manager.engine.device_steps.stored]
     assert len(kinds) > 3 and not by_host
     assert any(one.reads for one in kinds) == (kind == "head")
     assert not any(one.reads and one.tree for one in kinds)
@@ -197,7 +197,7 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
             output = manager.get_result(timeout=120)
             most = len(output.generated_tokens)
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=most)
-    assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps._steps) > 1
+    assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps.stored) > 1
 
 
 @pytest.mark.parametrize(

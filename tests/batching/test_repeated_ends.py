@@ -22,7 +22,7 @@ from hf_specdec import SpeculativeConfig, TokenTree
 from hf_specdec.cache.paged_layers import PagedLayer
 from hf_specdec.drafters.draft_model import CapturedDraftModel
 from hf_specdec.engine.captured import Outcome, StepRunner
-from hf_specdec.engine.captured.repeats import Repeats
+from hf_specdec.engine.captured.running import Repeats
 from hf_specdec.engine.engine import Engine
 from hf_specdec.trees import DraftTree
 

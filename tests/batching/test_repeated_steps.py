@@ -19,8 +19,8 @@ from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.engine.captured import Outcome
 from hf_specdec.engine.captured.keys import StepSize
 from hf_specdec.engine.captured.parts import StepPart
-from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.captured.rows import InFlightRows
+from hf_specdec.engine.captured.running import Repeats
 from hf_specdec.engine.captured.staged_rows import RowValues
 from hf_specdec.engine.engine import Engine
 from hf_specdec.trees.auto import Plan

@@ -42,7 +42,7 @@ def test_warming_up(tree: Any, kind: str) -> None:
         name = manager.add_request([4, 5, 6], max_new_tokens=12)
         output = manager.get_result(name, timeout=120)
         assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=12)
-        state, steps = manager.state, set(manager.engine.device_steps._steps)
+        state, steps = manager.state, set(manager.engine.device_steps.stored)
         assert state.num_generation_tokens == 12 and state.speculation.num_drafts == output.speculation.num_drafts
         drawn = {"do_sample": True}
         for count, options in [(3, {}), (3, drawn), (2, drawn | {"top_k": 0}), (1, drawn | {"top_p": 0.9}), (1, {})]:
@@ -50,7 +50,7 @@ def test_warming_up(tree: Any, kind: str) -> None:
             for _ in range(count):
                 assert manager.get_result(timeout=60).error is None
         assert {size.rows for _, size in steps} == {1, 2}
-        assert set(manager.engine.device_steps._steps) == steps
+        assert set(manager.engine.device_steps.stored) == steps
         with pytest.raises(RuntimeError, match="`warmup`: the manager is running already"):
             manager.warmup()
     assert_nothing_left(manager)
@@ -119,11 +119,11 @@ def test_a_pause_puts_the_warm_up_off() -> None:
 
     def pause() -> None:
         with manager.pause():
-            paused_at.append(len(manager.engine.device_steps._steps))
+            paused_at.append(len(manager.engine.device_steps.stored))
 
     manager._dummy_requests = pause_soon
     with manager:
         output = manager.get_result(manager.add_request([4, 5], max_new_tokens=3), timeout=60)
         assert output.generated_tokens == text_alone(target, [4, 5], max_new_tokens=3)  # the request is not lost
-        assert len(paused_at) == 2 and paused_at[1] < len(manager.engine.device_steps._steps) - 4
+        assert len(paused_at) == 2 and paused_at[1] < len(manager.engine.device_steps.stored) - 4
     assert manager._loop.prepare is None

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import OnlineHead
-from hf_specdec.engine.captured.repeats import Repeats
+from hf_specdec.engine.captured.running import Repeats
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,11 +15,11 @@ loads the rows and reads the report.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompt_step`: a captured prefill step; `prompts`: which of them are captured, and run prefill chunks.
 - `parts`: the parts of a step; `outcome`: what comes of them.
-- `repeats`: runs that are launched before the host has read the last one.
 - `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
 - `reports`: reading what a step reports while its next run is on its way.
 - `ahead`: captures before requests come.
-- `device_steps`: which steps are captured, and when; `running`: running them.
+- `device_steps`: which steps are captured, and when; `running`: running them, again before the host has
+  read the last run.
 """
 
 from .device_steps import DeviceSteps

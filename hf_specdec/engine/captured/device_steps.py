@@ -77,7 +77,9 @@ class DeviceSteps:
         """
         self._target, self._drafting, self._cuda_graphs, self._pool = target, drafting, cuda_graphs, pool
         self._ranks = Ranks.of(target.model)
-        self._values, self._steps = ValuesOfRows(drafting), CapturedSteps()
+        self._values = ValuesOfRows(drafting)
+        self.stored = CapturedSteps()
+        """The captured decoding steps."""
         self._fingerprint: Any = None
         self.has_failed = False
         """Whether a capture has failed, after which no step is captured."""
@@ -101,7 +103,7 @@ class DeviceSteps:
         From now on, a captured size serves smaller ones for ever; see `CapturedSteps`. The first steps without a tree
         let a head read at each width, so that no later call has to wait for these captures.
         """
-        self._steps.capture_no_size_twice()
+        self.stored.capture_no_size_twice()
         self._reads_at_once = True
 
     def rely_on_larger(self) -> None:
@@ -109,23 +111,18 @@ class DeviceSteps:
         From now on, steps and prompts run in the next larger graph that there is, and none is captured in its place:
         graphs are captured ahead (`ahead.py`). What no graph can run is captured when it comes, as before.
         """
-        self._steps.rely_on_larger()
+        self.stored.rely_on_larger()
         self.prompts.are_ahead = True
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None and cache.graphs is not None:
                 cache.graphs.relies_on_larger = True
-
-    @property
-    def stored(self) -> CapturedSteps:
-        """The captured decoding steps."""
-        return self._steps
 
     def ready_trees(self, requests: list[Request]) -> frozenset[TokenTree | DynamicTree | None]:
         """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
         draws = any(request.options.do_sample for request in requests)
         needs = best_asked(requests), processing_of(requests), has_grammar(requests)
-        return self._steps.trees_for(size, draws, *needs)
+        return self.stored.trees_for(size, draws, *needs)
 
     def renew(self) -> bool:
         """
@@ -153,13 +150,13 @@ class DeviceSteps:
             self.compiles = False
         fingerprint = [self._target.adapters.key, *(fingerprint_of(model) for model in models)]
         if not self._ranks.on_all(fingerprint == self._fingerprint):
-            self._steps.clear()
+            self.stored.clear()
             self._read.clear()
             self.prompts.clear()
             if self._pool is not None:
                 self._pool.leave()
         self._fingerprint = fingerprint
-        return not len(self._steps)
+        return not len(self.stored)
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
@@ -221,8 +218,8 @@ class DeviceSteps:
 
     def _step_for(self, wanted: StepKey, part: StepPart, values: RowValues) -> InFlightStep | None:
         """A captured step of a kind and size, with the part's requests loaded; None if its capture failed."""
-        key, own = self._steps.chosen(wanted), part.own
-        step = self._steps.get(key)
+        key, own = self.stored.chosen(wanted), part.own
+        step = self.stored.get(key)
         is_new = step is None
         if step is None:
             step = self.new_step(key, part.groups[0].draft_request if part.groups else None)
@@ -235,12 +232,12 @@ class DeviceSteps:
                 plain = wanted._replace(kind=replace(wanted.kind, compiles=False))
                 return self._step_for(plain, part, values)
             step.load(own, values)
-            self._steps.add(key, step)
+            self.stored.add(key, step)
         return step
 
     def new_step(self, key: StepKey, draft_request: DraftRequest | None) -> InFlightStep:
         """A step of a kind and size that is yet to be captured; `draft_request` says how its trees are drafted."""
-        if draft_request is not None and self._steps.are_ahead:
+        if draft_request is not None and self.stored.are_ahead:
             self.draft_requests[key.kind] = replace(draft_request, refine=None)  # which refers to the engine
         return InFlightStep(self._target, self._drafting, key, draft_request)
 
@@ -265,7 +262,7 @@ class DeviceSteps:
             self.prompts.give_up()
         else:
             self.works, self.has_failed = False, True
-            self._steps.clear()
+            self.stored.clear()
             self.prompts.give_up()
         what = "compiled" if compiled else "captured in a CUDA graph"
         warn_of_failed_capture(self._target.model, error, "A step", what)

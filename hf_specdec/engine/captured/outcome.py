@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...trees.confidence import RowOutcome
-from ...verification import DraftTemperature, Walk
+from ...verification import NAN_LOGITS, DraftTemperature, Walk
+from ...verification.choosing import NOTHING_TO_CHOOSE
 from .drawing import mean_overlaps
 from .grammars import constrained
 from .parts import DraftGroup, StepPart
 from .reshaping import num_columns, read_row_outcome
-from .walks import error_of
+from .verdicts import NOTHING_TO_DRAW
 
 
 if TYPE_CHECKING:
@@ -113,3 +114,23 @@ class Outcome:
             if own and temperature not in self.learnt and temperature.begin_step():
                 temperature.learn(mean_overlaps(own))
             self.learnt.add(temperature)
+
+
+def error_of(accepted: int, is_nan: int) -> str | None:
+    """
+    The error message of a row with these values in its report; None if there is no error.
+
+    Args:
+        accepted (`int`): number of accepted nodes, -1 or `NOTHING_TO_DRAW`.
+        is_nan (`int`): whether the logits have NaN.
+
+    Raises:
+        RuntimeError: if the row rested (-1) although it belongs to a request.
+    """
+    if is_nan:
+        return NAN_LOGITS
+    if accepted == NOTHING_TO_DRAW:
+        return NOTHING_TO_CHOOSE
+    if accepted < 0:
+        raise RuntimeError("A step on the device has passed by a request. Use `cuda_graphs=False`.")
+    return None

@@ -15,9 +15,10 @@ from ..request import Request
 from .captured import CapturedStep
 from .keys import StepSize
 from .log_probabilities import CapturedLogprobs, LogprobsOfRun
+from .outcome import error_of
 from .reports import HostCopy
 from .staged_rows import RowValues
-from .walks import RowWalks, error_of
+from .walks import RowWalks
 
 
 if TYPE_CHECKING:

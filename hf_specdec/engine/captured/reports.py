@@ -66,10 +66,6 @@ class Reports:
         copy.start()
         self._unread.append(copy)
 
-    def read(self) -> list[list[int]]:
-        """Waits for the first copy that has not been read, and returns it."""
-        return self.next().read()
-
     def next(self) -> HostCopy:
         """The first copy that has not been read, which is to be read before the next but one is fetched."""
         copy = self._unread.popleft()

@@ -260,7 +260,7 @@ class InFlightStep(CapturedStep):
         chose the tree's nodes, `confidence_columns` and `offered_columns`; and where children were drawn,
         `Drawing.reported_overlaps`.
         """
-        return self._reports.read()
+        return self._reports.next().read()
 
     def logprobs(self) -> LogprobsOfRun | None:
         """What the run has found whose report was read last; None if it finds nothing. To be called once a report."""

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from ...trees import DraftTree
-from ...verification import NAN_LOGITS, DeviceNoise, Verifier
-from ...verification.choosing import NOTHING_TO_CHOOSE
+from ...verification import DeviceNoise, Verifier
 from .drawing import Drawing
 from .processing import KERNEL_FILTERS, Processing
 from .rows import InFlightRows
-from .verdicts import NOTHING_TO_DRAW, Verdict, checked
+from .verdicts import Verdict, checked
 
 
 DRAWN_BY_NUMBERS = frozenset({Verifier.FROM_TARGET, Verifier.REJECTION})
@@ -111,23 +110,3 @@ def kinds_among(kinds: list[Verifier], draws_children: bool) -> frozenset[Verifi
     if not DRAWN_BY_NUMBERS.isdisjoint(kinds):
         found |= {Verifier.FROM_TARGET} | ({Verifier.REJECTION} if draws_children else set())
     return frozenset(found)
-
-
-def error_of(accepted: int, is_nan: int) -> str | None:
-    """
-    The error message of a row with these values in its report; None if there is no error.
-
-    Args:
-        accepted (`int`): number of accepted nodes, -1 or `NOTHING_TO_DRAW`.
-        is_nan (`int`): whether the logits have NaN.
-
-    Raises:
-        RuntimeError: if the row rested (-1) although it belongs to a request.
-    """
-    if is_nan:
-        return NAN_LOGITS
-    if accepted == NOTHING_TO_DRAW:
-        return NOTHING_TO_CHOOSE
-    if accepted < 0:
-        raise RuntimeError("A step on the device has passed by a request. Use `cuda_graphs=False`.")
-    return None
