@@ -124,15 +124,14 @@ class KernelInputs:
         Returns:
             `torch.Tensor` of shape `[batch, queries, heads, value_dim]`: the attended values.
         """
-        from hf_specdec_kernels import tree_attention
+        from hf_specdec_kernels.tree_attention import unchecked
 
-        return tree_attention(
+        return unchecked(
             query,
             key,
             value,
             self.lengths,
             self.ancestors if window is None or self.ancestors_in_windows is None else self.ancestors_in_windows,
-            num_nodes=self.node_depths.shape[1],
             first_slots=self.first_slots,
             query_depths=self.query_depths,
             node_depths=self.node_depths,

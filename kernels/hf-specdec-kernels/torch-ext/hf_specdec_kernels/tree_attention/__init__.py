@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops, register
+from .._ops import register, run
 from ..checks import INTEGERS, check, check_device, check_dtype, check_shape
 from .masks import NODES_PER_WORD, pack_ancestors
 from .naive import tree_attention_naive
 
 
-__all__ = ["pack_ancestors", "tree_attention", "tree_attention_naive"]
+__all__ = ["pack_ancestors", "tree_attention", "tree_attention_naive", "unchecked"]
 
 LARGEST_HEAD_DIM = 512
 """The largest head dimension for which the Triton kernel is compiled; larger ones run in plain PyTorch."""
@@ -95,9 +95,9 @@ def tree_attention(
         out = query.new_empty(shape)
     check("out", out, query.device, (query.dtype,), *shape)
     scale = head_dim**-0.5 if scale is None else float(scale)
-    ops.tree_attention(
-        query, key, value, lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, block_tables, sinks,
-        scale, window, None if softcap is None else float(softcap), num_splits, out,
+    run(
+        operator, query, key, value, lengths, ancestors, num_nodes, first_slots, query_depths, node_depths,
+        block_tables, sinks, scale, window, None if softcap is None else float(softcap), num_splits, out,
     )  # fmt: skip
     return out
 
@@ -107,6 +107,33 @@ operator = register(
     results=("out",),
     suits=lambda query, key, value, *others: max(query.shape[3], value.shape[3]) <= LARGEST_HEAD_DIM,
 )
+
+
+def unchecked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    ancestors: torch.Tensor,
+    *,
+    first_slots: torch.Tensor,
+    query_depths: torch.Tensor,
+    node_depths: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """`tree_attention` over as many nodes as have depths, which does not check its arguments."""
+    batch, heads, queries, head_dim = query.shape
+    out = query.new_empty(batch, queries, heads, value.shape[3])
+    scale = head_dim**-0.5 if scale is None else scale
+    run(
+        operator, query, key, value, lengths, ancestors, node_depths.shape[1], first_slots, query_depths, node_depths,
+        block_tables, sinks, scale, window, softcap, None, out,
+    )  # fmt: skip
+    return out
 
 
 def _check(
