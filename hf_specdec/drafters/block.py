@@ -87,9 +87,13 @@ class BlockDrafter(FeatureDrafter):
         self.states = (block if states is None else torch.cat([states, block], dim=1))[:, :depth]
         self.all_logits = self.logits(self.states)
         self._level, self._carried, self._roots = 0, None, roots
-        if not self.head.conditions:
-            return self.all_logits[:, 0]
-        logits, self._carried = self.head.conditional_logits(self.all_logits[:, :1], self.states[:, :1], roots, None)
+        return self.all_logits[:, 0]
+
+    def _given_roots(self) -> torch.Tensor:
+        """Logits after the roots, `[batch, draft vocab]`, where these depend on their tokens."""
+        logits, self._carried = self.head.conditional_logits(
+            self.all_logits[:, :1], self.states[:, :1], self._roots, None
+        )
         return logits[:, 0]
 
     @property
@@ -98,7 +102,7 @@ class BlockDrafter(FeatureDrafter):
 
     def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor, is_quick: bool = False) -> torch.Tensor:
         """See `FeatureDrafter.confidence`: where the estimate reads the token before, that of a greedy chain."""
-        levels, confidences, parents, carried = self.states.shape[1], [], roots, self._carried
+        levels, confidences, parents, carried = self.states.shape[1], list[torch.Tensor](), roots, None
         if not self.head.config.confidence_with_markov:
             return self._estimates(self.states, parents)
         if is_quick:
@@ -108,10 +112,8 @@ class BlockDrafter(FeatureDrafter):
             confidences.append(self._estimates(self.states[:, here], parents))
             if level + 1 == levels:
                 break
-            logits = root_logits[:, None]
-            if level > 0:
-                base, states = self.all_logits[:, here], self.states[:, here]
-                logits, carried = self.head.conditional_logits(base, states, parents, carried)
+            base, states = self.all_logits[:, here], self.states[:, here]
+            logits, carried = self.head.conditional_logits(base, states, parents, carried)
             parents = self._targets(logits)
         return torch.cat(confidences, dim=1)
 
@@ -152,5 +154,8 @@ class BlockDrafter(FeatureDrafter):
                 return grow_from_positions(tree, self.all_logits, depth)
             if self.head.pairs_tokens:
                 logits, states = self.all_logits[:, :depth], self.states[:, :depth]
-                return grow_from_pairs(tree, pairs_of(self.head, logits, states, self._roots, self.target_ids), depth)
+                pairs = pairs_of(self.head, logits, states, self._roots, self.target_ids, tree)
+                return grow_from_pairs(tree, pairs, depth)
+        if self.head.conditions:
+            root_logits = self._given_roots()
         return super().grow(tree, root_logits, depth, warp, noise, limits)

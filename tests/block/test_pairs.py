@@ -10,6 +10,7 @@ import torch
 
 from hf_specdec import DraftTree, DynamicTree, TokenTree
 from hf_specdec.block import BlockConfig, BlockHead
+from hf_specdec.drafters.block import BlockDrafter
 from hf_specdec.drafters.growth import grow_from_pairs, pairs, pairs_of
 
 
@@ -76,8 +77,8 @@ def paths_of(draft: DraftTree, row: int) -> list[tuple[int, ...]]:
 def test_the_best_paths_of_all(kind: str) -> None:
     head, tree = head_of(kind), DynamicTree(depth=LEVELS, top_k=5, num_nodes=17)
     inputs = inputs_of(head)
-    draft = grow_from_pairs(tree, pairs_of(head, *inputs), LEVELS)
-    wrong = grow_from_pairs(tree, pairs_of(head, *inputs[:3], torch.arange(50)), LEVELS)  # the draft's numbers
+    draft = grow_from_pairs(tree, pairs_of(head, *inputs, tree), LEVELS)
+    wrong = grow_from_pairs(tree, pairs_of(head, *inputs[:3], torch.arange(50), tree), LEVELS)  # the draft's numbers
     for row in range(3):
         expected = best_paths(head, inputs, row, tree)
         assert set(paths_of(draft, row)) == expected
@@ -89,7 +90,7 @@ def test_the_best_paths_of_all(kind: str) -> None:
 def test_static_trees(kind: str) -> None:
     head = head_of(kind)
     inputs = inputs_of(head)
-    draft = grow_from_pairs(IRREGULAR, pairs_of(head, *inputs), LEVELS)
+    draft = grow_from_pairs(IRREGULAR, pairs_of(head, *inputs, IRREGULAR), LEVELS)
     for row in range(3):
         names: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
         for ranks, path in zip(IRREGULAR.paths, paths_of(draft, row), strict=True):
@@ -104,7 +105,7 @@ def test_fewer_levels(depth: int) -> None:
     """Than the tree has: `depth` of them can be used."""
     head, tree = head_of("vanilla"), DynamicTree(depth=LEVELS, top_k=3, num_nodes=9)
     logits, states, *others = inputs_of(head)
-    draft = grow_from_pairs(tree, pairs_of(head, logits[:, :depth], states[:, :depth], *others), depth)
+    draft = grow_from_pairs(tree, pairs_of(head, logits[:, :depth], states[:, :depth], *others, tree), depth)
     assert max(map(len, paths_of(draft, 0))) <= depth
     assert len(set(paths_of(draft, 0))) == min(9, sum(3**level for level in range(1, depth + 1)))
 
@@ -116,14 +117,40 @@ def test_tokens_that_are_no_candidates() -> None:
     logits, states, roots, _ = inputs_of(head)
     logits = 2 * logits
     head.markov_head.markov_w2.weight.data *= 0.1
-    pairs = pairs_of(head, logits, states, roots, None)
-    assert pairs.tokens.shape == (3, LEVELS, 512)
-    assert (pairs.log_q.exp().sum(dim=3) < 1).all()
-    for place in (0, 5):
-        parents = pairs.tokens[:, :-1, place]
+    lists = pairs_of(head, logits, states, roots, None, DynamicTree(depth=LEVELS, top_k=9, num_nodes=20))
+    assert lists.tokens.shape == (3, LEVELS, 512, 9)
+    assert (lists.log_q.exp().sum(dim=3) < 1).all()
+    for rank in (0, 5):
+        parents = lists.tokens[:, :-1, 0, rank]
         exact = head.conditional_logits(logits[:, 1:], states[:, 1:], parents)[0].log_softmax(dim=-1)
-        found = pairs.log_q[:, 1:, place]
-        torch.testing.assert_close(found, exact.gather(2, pairs.tokens[:, 1:]), atol=0.05, rtol=0)
+        of_list = lists.following[:, :-1, 0, rank, None, None].expand(-1, -1, 1, 9)
+        found, tokens = (part[:, 1:].gather(2, of_list)[:, :, 0] for part in (lists.log_q, lists.tokens))
+        torch.testing.assert_close(found, exact.gather(2, tokens), atol=0.05, rtol=0)
+
+
+@torch.no_grad()
+def test_lists_need_no_root_logits() -> None:
+    """A tree from pairs costs no logits over the vocabulary given the root; drawn trees need them."""
+    head, tree = head_of("vanilla"), DynamicTree(depth=LEVELS, top_k=3, num_nodes=9)
+    logits, states, roots, _ = inputs_of(head)
+    drafter: Any = object.__new__(BlockDrafter)
+    drafter.head, drafter.all_logits, drafter.states, drafter.target_ids = head, logits, states, None
+    drafter._roots, drafter._level, drafter._carried = roots, 0, None
+    asked: list[int] = []
+    head.markov_head.markov_w2.register_forward_hook(lambda *_: asked.append(1))
+    drafter.grow(tree, logits[:, 0], LEVELS)
+    assert not asked
+    drawn = drafter.grow(tree, logits[:, 0], LEVELS, lambda scores: scores.float())
+    assert asked
+    expected = head.conditional_logits(logits[:, :1], states[:, :1], roots)[0]
+    torch.testing.assert_close(drawn.scores[:, :1], expected)
+
+
+@torch.no_grad()
+def test_more_children_than_candidates() -> None:
+    head = head_of("selector")
+    with pytest.raises(ValueError, match="10 children.*9 tokens"):
+        pairs_of(head, *inputs_of(head), TokenTree([(rank,) for rank in range(10)]))
 
 
 @torch.no_grad()
@@ -134,7 +161,8 @@ def test_many_rows_have_fewer_candidates() -> None:
         logits, states = torch.randn(rows, LEVELS, 700), torch.randn(rows, LEVELS, SIZE)
         roots = torch.zeros(rows, 1, dtype=torch.long)
         if rows < 1000:
-            assert pairs_of(head, logits, states, roots, None).tokens.shape == (rows, LEVELS, expected)
+            found = pairs_of(head, logits, states, roots, None, DynamicTree(depth=LEVELS, top_k=2, num_nodes=3))
+            assert found.tokens.shape == (rows, LEVELS, expected, 2)
         assert pairs._num_candidates(rows, LEVELS) == expected
 
 

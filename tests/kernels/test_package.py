@@ -140,6 +140,16 @@ CALLS = {
     "best_paths": lambda **changes: (
         {"tokens": torch.randint(0, 9, (2, 3, 4)), "log_q": -torch.rand(2, 3, 4), "num_nodes": 5} | changes
     ),
+    "pair_lists": lambda **changes: (
+        {
+            "tokens": torch.randint(0, 9, (2, 3, 4)),
+            "log_q": -torch.rand(2, 3, 4),
+            "queries": torch.rand(2, 3, 4, 5),
+            "keys": torch.rand(9, 5),
+            "ranks": 3,
+        }
+        | changes
+    ),
     "choose_nodes": lambda **changes: (
         {
             "tokens": torch.randint(0, 9, (2, 3, 4)),
@@ -251,6 +261,8 @@ BAD = {
     "`num_chosen` is 5 and `budget` 4": ("share_out", {"num_chosen": 5}),
     "`num_nodes` is 0 for [3, 4] levels and ranks": ("best_paths", {"num_nodes": 0}),
     "`log_q` has shape [2, 3, 4]": ("best_paths", {"following": torch.zeros(2, 3, 4, dtype=torch.long)}),
+    "`ranks` is 5; it must be from 1 to the 4 candidates": ("pair_lists", {"ranks": 5}),
+    "`keys` has shape [9, 6]; it must be [any, 5]": ("pair_lists", {"keys": torch.rand(9, 6)}),
     "`count` is 13; it must be from 1 to 12": ("choose_nodes", {"count": 13}),
     "`parents` has dtype torch.int32": ("tree_ancestors", {"parents": torch.zeros(2, 3, dtype=torch.int32)}),
     "`draft_logits` has shape [2, 7]; it must be [2, 11]": ("draft_overlaps", {"draft_logits": torch.rand(2, 7)}),

@@ -13,18 +13,18 @@ _MOST_TOKENS = 64
 """Most tokens that the kernel finds."""
 
 
-def best_tokens(logits: torch.Tensor, count: int, with_log_q: bool = True) -> BestTokens:
+def best_tokens(logits: torch.Tensor, count: int, with_log_q: bool = True, in_order: bool = True) -> BestTokens:
     """
     The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each. Without
-    `with_log_q`, other scores may take the place of log-probabilities, where they are cheaper.
+    `with_log_q`, other scores may take the place of log-probabilities, where they are cheaper; without `in_order`, the
+    best need not be first.
     """
     if _suits_kernel(logits, count):
         return _best_tokens_by_kernel(logits, count)
+    best = logits.topk(count, dim=-1, sorted=in_order)  # of the logits, which in half precision take half the passes
     if not with_log_q:
-        best = logits.topk(count, dim=-1)
         return best.indices, best.values
-    best = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
-    return best.indices, best.values
+    return best.indices, logits.log_softmax(dim=-1, dtype=torch.float32).gather(-1, best.indices)
 
 
 def _suits_kernel(logits: torch.Tensor, count: int) -> bool:

@@ -2,25 +2,25 @@
 Growth of trees from logits that depend on a token's position and on the token before it, as of Markov heads.
 
 Each position's likeliest tokens are its candidates. What one of them gains after one of those of the position before
-is a product of two vectors: all pairs of all positions are scored at once, and a tree is a walk over the table.
+is a product of two vectors: all pairs of all positions are scored at once, every candidate keeps a list of the best
+tokens after it, and a tree is a walk through the lists.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...kernels import DEVICES, kernels_are_installed
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from .best_tokens import best_tokens
-from .nodes import LevelNodes
-from .positions import best_paths
-from .static import grow_static
+from .positions import best_paths, places_by_level
 
 
 if TYPE_CHECKING:
+    from hf_specdec_kernels import PairLists
+
     from ...block import BlockHead
 
 FEWEST_CANDIDATES, MOST_CANDIDATES = 64, 512
@@ -29,28 +29,18 @@ MOST_PAIRS = 1 << 24
 """Pairs of all rows and positions, above which there are fewer candidates than `MOST_CANDIDATES`."""
 
 
-@dataclass(frozen=True, eq=False)
-class TokenPairs:
-    """
-    The candidates of each position after the root, and what they are worth after each of those before.
-
-    Args:
-        tokens (`torch.Tensor` of shape `[batch, levels, candidates]`, int64): the candidates, as the draft numbers
-            tokens.
-        log_q (`torch.Tensor` of shape `[batch, levels, candidates before, candidates]`, float32): log-probability of
-            each candidate given the one before; on the first level given the root, whichever it is.
-    """
-
-    tokens: torch.Tensor
-    log_q: torch.Tensor
-
-
 def pairs_of(
-    head: BlockHead, logits: torch.Tensor, states: torch.Tensor, roots: torch.Tensor, target_ids: torch.Tensor | None
-) -> TokenPairs:
+    head: BlockHead,
+    logits: torch.Tensor,
+    states: torch.Tensor,
+    roots: torch.Tensor,
+    target_ids: torch.Tensor | None,
+    tree: TokenTree | DynamicTree,
+) -> PairLists:
     """
-    Scores pairs of tokens. Where a head adds to the logits of all tokens, those that are no candidates count in the
-    log-probabilities with the logits that they have without regard to the token before.
+    Scores pairs of tokens, and lists the best ones after each candidate: as many as a tree has children of a node.
+    Where a head adds to the logits of all tokens, those that are no candidates count in the log-probabilities with the
+    logits that they have without regard to the token before.
 
     Args:
         head (`BlockHead`): a head that pairs tokens.
@@ -59,21 +49,42 @@ def pairs_of(
         states (`torch.Tensor` of shape `[batch, levels, H]`): their states.
         roots (`torch.Tensor` of shape `[batch, 1]`, int64): the roots, as the target numbers tokens.
         target_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the target's number of each token.
+        tree (`TokenTree` or `DynamicTree`): the tree that is to grow from them.
+
+    Returns:
+        `PairLists`: tokens as the draft numbers them.
+
+    Raises:
+        ValueError: if a node of a static tree has more children than a position has candidates.
     """
+    from hf_specdec_kernels import pair_lists
+    from hf_specdec_kernels.pair_lists import PairLists, pair_lists_naive
+
     selector = head.candidate_selector
     conditions = selector or head.markov_head
     assert conditions is not None and conditions.keys is not None
     count = _num_candidates(*logits.shape[:2]) if selector is None else selector.top_k
-    tokens, log_q = best_tokens(logits, min(count, logits.shape[-1]))
+    tokens, log_q = best_tokens(logits, min(count, logits.shape[-1]), in_order=False)
     above = tokens[:, :-1] if target_ids is None else target_ids[tokens[:, :-1]]
     parents = torch.cat([roots[:, None].expand(-1, 1, tokens.shape[2]), above], dim=1)
     queries = conditions.queries(states[:, :, None], parents)
-    gained = queries @ conditions.keys[tokens].transpose(2, 3)
-    scores = log_q[:, :, None] + gained.float()
-    if selector is None:
-        others = (1 - log_q.exp().sum(dim=2)).clamp(min=0).log()
-        scores = torch.cat([scores, others[:, :, None, None].expand(-1, -1, scores.shape[2], 1)], dim=3)
-    return TokenPairs(tokens, scores.log_softmax(dim=3)[..., : tokens.shape[2]])
+    ranks = _children_of(tree, tokens.shape[2])
+    arguments = tokens, log_q, queries, conditions.keys, ranks, selector is None
+    by_kernel = logits.device.type in DEVICES and kernels_are_installed()
+    return pair_lists(*arguments) if by_kernel else PairLists(*pair_lists_naive(*arguments))
+
+
+def _children_of(tree: TokenTree | DynamicTree, candidates: int) -> int:
+    """The most children of a node, of which a dynamic tree has no more than there are candidates."""
+    if isinstance(tree, DynamicTree):
+        return min(tree.top_k, candidates)
+    children = max(tree.ranks) + 1
+    if children > candidates:
+        raise ValueError(
+            f"`tree` asks for {children} children of a node, but the head scores {candidates} tokens of a position. "
+            "Use a narrower tree."
+        )
+    return children
 
 
 def _num_candidates(rows: int, levels: int) -> int:
@@ -83,30 +94,30 @@ def _num_candidates(rows: int, levels: int) -> int:
     return count
 
 
-def grow_from_pairs(tree: TokenTree | DynamicTree, pairs: TokenPairs, depth: int) -> DraftTree:
+def grow_from_pairs(tree: TokenTree | DynamicTree, pairs: PairLists, depth: int) -> DraftTree:
     """
     Fills a tree with the best tokens after each node. A dynamic tree holds the best paths of all, with up to `top_k`
     children for every node.
 
     Args:
-        pairs (`TokenPairs`): the candidates.
-        depth (`int`): levels that can be used, of which there are pairs (a static tree has no more).
+        pairs (`PairLists`): the lists, which have as many tokens as a node may have children.
+        depth (`int`): levels that can be used, of which there are lists (a static tree has no more).
     """
-    tokens, log_q = pairs.tokens, pairs.log_q
     if isinstance(tree, TokenTree):
-        levels_below = iter(log_q[:, 1:].unbind(dim=1))
-
-        def run_level(nodes: LevelNodes) -> torch.Tensor:  # whose tokens are numbers of candidates
-            return next(levels_below).gather(1, nodes.tokens[:, :, None].expand(-1, -1, log_q.shape[3]))
-
-        draft = grow_static(tree, log_q[:, 0, 0], run_level)
-        sizes = [end - start for start, end in pairwise(tree.level_offsets[1:])]
-        numbers = draft.tokens.split(sizes, dim=1)
-        named = [tokens[:, level].gather(1, of_level) for level, of_level in enumerate(numbers)]
-        return replace(draft, tokens=torch.cat(named, dim=1))
-    levels, ranks = min(tree.depth, depth), min(tree.top_k, log_q.shape[3])
-    best, places = log_q[:, :levels].topk(ranks, dim=3)
-    names = tokens[:, :levels, None].expand(-1, -1, places.shape[2], -1).gather(3, places)
-    num_paths = sum(ranks**level for level in range(1, levels + 1))
-    nodes, parents = best_paths(names, best, min(tree.num_nodes, num_paths), places)
+        return _grow_static(tree, pairs)
+    levels = min(tree.depth, depth)
+    tokens, log_q, following = (part[:, :levels] for part in pairs)
+    num_paths = sum(tokens.shape[3] ** level for level in range(1, levels + 1))
+    nodes, parents = best_paths(tokens, log_q, min(tree.num_nodes, num_paths), following)
     return DraftTree(nodes, Topology.of_parents(parents, levels))
+
+
+def _grow_static(tree: TokenTree, pairs: PairLists) -> DraftTree:
+    device, ranks = pairs.tokens.device, pairs.tokens.shape[3]
+    lists = torch.zeros(len(pairs.tokens), 1, dtype=torch.long, device=device)  # of the nodes above, each its own
+    found = []
+    for level, (parents, of_parent) in enumerate(places_by_level(tree, device)):
+        entries = lists.index_select(1, parents) * ranks + of_parent
+        found.append(pairs.tokens[:, level].flatten(1).gather(1, entries))
+        lists = pairs.following[:, level].flatten(1).gather(1, entries)
+    return DraftTree(torch.cat(found, dim=1), Topology.of_tree(tree, device))

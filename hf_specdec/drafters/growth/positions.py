@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 
@@ -51,3 +52,14 @@ def ranks_by_level(tree: TokenTree, device: torch.device) -> list[tuple[int, tor
     offsets = zip(tree.level_offsets[1:], tree.level_offsets[2:], strict=False)
     levels = [tree.ranks[start:end] for start, end in offsets]
     return [(max(ranks) + 1, torch.tensor(ranks, device=device)) for ranks in levels]
+
+
+@lru_cache(maxsize=64)
+def places_by_level(tree: TokenTree, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For every level, the places of its nodes' parents in the level above, and their ranks, `[nodes]` int64 each."""
+    first, found = 0, []
+    for start, end in pairwise(tree.level_offsets[1:]):
+        places = [parent - first for parent in tree.parents[start:end]]
+        found.append((torch.tensor(places, device=device), torch.tensor(tree.ranks[start:end], device=device)))
+        first = start
+    return found

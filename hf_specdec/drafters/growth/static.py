@@ -14,7 +14,7 @@ from .best_tokens import best_tokens
 from .drawing import Draws
 from .dynamic import level_constants
 from .nodes import LevelNodes, Noise, RunLevel, Warp
-from .positions import ranks_by_level
+from .positions import places_by_level, ranks_by_level
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,7 @@ def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
         Topology.of_tree(tree, device),
         _score_index(tree, device),
         ranks_by_level(tree, device),
+        places_by_level(tree, device),
     )
 
 

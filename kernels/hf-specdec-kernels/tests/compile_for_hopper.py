@@ -34,6 +34,7 @@ from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.kv_writes import triton as kv_writes_launch
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
+from hf_specdec_kernels.pair_lists.triton import launch_pair_lists
 from hf_specdec_kernels.rejection_sampling.triton import (
     launch_chosen_walk,
     launch_filter_logits,
@@ -226,6 +227,12 @@ def budgets(above: int, ranks: int) -> None:
     launch_share_out(paths.long(), paths, paths.bool(), best, best.long(), best, 9, 3, 5, *found)
 
 
+def pairs(candidates: int, rank: int, ranks: int) -> None:
+    log_q, keys = torch.zeros(1, 5, candidates), torch.zeros(9, rank, dtype=torch.bfloat16)
+    queries, lists = torch.zeros(1, 5, candidates, rank, dtype=torch.bfloat16), torch.zeros(1, 5, candidates, ranks)
+    launch_pair_lists(log_q.long(), log_q, queries, keys, ranks, True, lists.long(), lists, lists.long())
+
+
 def growth(nodes: int) -> None:
     log_q, longs = torch.zeros(2, 15, 16), torch.zeros(2, nodes + 1, dtype=torch.long)
     for following in (None, log_q.long()[:, :, None]):
@@ -355,6 +362,10 @@ CASES = {
     "overlaps, draft vocabulary": lambda: overlaps(49_152, 8_192),
     "losses": losses,
     "losses, draft vocabulary": lambda: losses(8_192),
+    **{
+        f"{candidates} pairs of {rank} numbers": lambda candidates=candidates, rank=rank: pairs(candidates, rank, 4)
+        for candidates, rank in ((64, 16), (512, 16), (512, 256), (1024, 256))
+    },
     **{f"growth of {nodes} nodes": lambda nodes=nodes: growth(nodes) for nodes in (15, 63, 1024)},
     **{f"budgets of {above} nodes": lambda above=above: budgets(above, 10) for above in (1, 10, 64)},
     **{

@@ -15,6 +15,7 @@ from .kv_compaction import kv_compaction, pointer_table
 from .kv_writes import write_kv
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
+from .pair_lists import PairLists, pair_lists
 from .pending import DeltaPending, PendingPath, ScanPending
 from .rejection_sampling import (
     Walks,
@@ -41,6 +42,7 @@ __all__ = [
     "ChosenNodes",
     "DeltaPending",
     "DraftLosses",
+    "PairLists",
     "PendingPath",
     "ScanPending",
     "Walks",
@@ -65,6 +67,7 @@ __all__ = [
     "kv_compaction",
     "pack_ancestors",
     "merged_linear",
+    "pair_lists",
     "pointer_table",
     "rejection_walk",
     "rms_norm",
