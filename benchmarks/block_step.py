@@ -1,7 +1,7 @@
 """
 What a step costs with a block head, on a GPU: over the captured verify alone, and what drafting adds over its matmuls.
 
-    python benchmarks/block_step.py [--shape 8b] [--kind dflash dspark] [--nodes 63] [--rows 1] [--compile]
+    python benchmarks/block_step.py [--shape 8b] [--kind dflash dspark] [--nodes 63] [--rows 1] [--compile] [--phases]
 
 Target and head are random, in bfloat16: a Llama of the shape, and a head of five layers of the target's size with
 blocks of 16 rows. Measured, in milliseconds:
@@ -11,7 +11,9 @@ blocks of 16 rows. Measured, in milliseconds:
 - draft floor: the head's matmuls by cuBLAS in one graph: `fc` and K/V of the new context rows, five layers and the
   target's lm_head at 16 rows.
 
-Prints a line for each kind, then one JSON line. To reach: step at most 1.30 × verify, and drafting (the rest of the
+Prints a line for each kind, then one JSON line. With `--phases` nothing is timed: a profile of captured steps says how
+many launches and microseconds their phases take. `--head` is a head in place of the random ones, for the target of its
+shape; `--tree` its tree. To reach: step at most 1.30 × verify, and drafting (the rest of the
 step: draft, walk and commit) at most 1.25 × its floor.
 """
 
@@ -22,6 +24,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +35,10 @@ from suite.timing import captured, milliseconds
 from torch import nn
 
 import hf_specdec
-from hf_specdec import BlockConfig, BlockHead, DynamicTree, SpeculativeConfig
+from hf_specdec import BlockConfig, BlockHead, SpeculativeConfig
 from hf_specdec.benchmarking.environment import environment
+from hf_specdec.loading import load_draft_to
+from hf_specdec.trees import as_tree
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -101,6 +106,12 @@ def draft_matmuls(head: BlockHead, target: Any) -> Callable[[], object]:
     return run
 
 
+def verify_alone(target: Any, ids: torch.Tensor, nodes: int, compiles: bool) -> float:
+    """Milliseconds of the captured forward over a tree of so many nodes."""
+    with forward_after(target, ids, tree_of(nodes, depth=6), compiles=compiles) as forward:
+        return statistics.median(milliseconds(captured(forward, ids.device), ids.device, 50))
+
+
 def call(target: Any, head: BlockHead, ids: torch.Tensor, config: SpeculativeConfig, num_tokens: int) -> float:
     """Milliseconds of a step of a call."""
     torch.cuda.synchronize()
@@ -119,6 +130,20 @@ def call(target: Any, head: BlockHead, ids: torch.Tensor, config: SpeculativeCon
     return 1e3 * (seconds - metrics.seconds["prefill"]) / max(map(len, metrics.accepted_per_step))
 
 
+def phases(target: Any, head: BlockHead, ids: torch.Tensor, config: SpeculativeConfig, num_tokens: int) -> Any:
+    """What the phases of a captured step take, by name; prints a table."""
+    from suite.empty_kernel import mark  # which needs Triton
+    from suite.phase_marks import PhaseMarks, profiled_phases, table_of
+
+    marks = PhaseMarks(mark)
+    with marks.set():
+        for _ in range(2):  # compiles and captures
+            call(target, head, ids, config, num_tokens)
+        found = profiled_phases(lambda: call(target, head, ids, config, num_tokens), marks.of_steps)
+    print(table_of(found), flush=True)
+    return {name: phase._asdict() for name, phase in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
@@ -129,6 +154,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="compile forwards, see `SpeculativeConfig`")
+    parser.add_argument("--phases", action="store_true", help="print launches and microseconds of a step's phases")
+    parser.add_argument("--head", help="Hub id or folder of a head, in place of random ones")
+    parser.add_argument("--tree", help="e.g. dynamic:5,4,16, in place of --nodes")
     parser.add_argument("--trace", help="file for the profiler's trace of a call with the first kind")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -136,14 +164,22 @@ def main() -> None:
     device, shape = torch.device("cuda"), SHAPES[arguments.shape]
     target = random_llama(shape, torch.bfloat16, "cuda")
     ids = torch.randint(shape["vocab_size"], (1, arguments.prompt), device=device)
-    with forward_after(target, ids, tree_of(arguments.nodes, depth=6), compiles=arguments.compile) as forward:
-        verify = statistics.median(milliseconds(captured(forward, device), device, 50))
+    heads = {arguments.head: lambda: load_draft_to(arguments.head, torch.bfloat16, "cuda")}
+    if arguments.head is None:
+        heads = {kind: partial(random_head, shape, kind) for kind in arguments.kind}
     found: list[dict[str, Any]] = []
-    for kind in arguments.kind:
-        head = random_head(shape, kind)
-        floor = statistics.median(milliseconds(captured(draft_matmuls(head, target), device), device, 50))
-        tree = DynamicTree(depth=head.num_drafts, top_k=BLOCK, num_nodes=arguments.nodes)
+    for kind, make in heads.items():
+        head = make()
+        tree = as_tree(arguments.tree or f"dynamic:{head.num_drafts},{BLOCK},{arguments.nodes}")
         config = SpeculativeConfig(tree=tree, compile=arguments.compile)
+        if arguments.phases:
+            for rows in arguments.rows:
+                print(f"{kind}, {rows} rows", flush=True)
+                told = target, head, ids.expand(rows, -1).contiguous(), config, arguments.max_new_tokens
+                found.append({"kind": kind, "rows": rows, "phases": phases(*told)})
+            continue
+        verify = verify_alone(target, ids, tree.num_nodes, arguments.compile)
+        floor = statistics.median(milliseconds(captured(draft_matmuls(head, target), device), device, 50))
         for rows in arguments.rows:
             told = target, head, ids.expand(rows, -1).contiguous(), config, arguments.max_new_tokens
             for _ in range(2):  # compiles and captures
