@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from transformers.utils import ModelOutput
 
 from .compat import cache_of
+from .fusing.forward import is_fused_here
 
 
 @dataclass(frozen=True)
@@ -70,26 +71,62 @@ def write_keys_and_values(
 ) -> None:
     """
     Writes a layer's keys and values to the cache, without attention: all that a head has to compute for rows from
-    which nothing is drafted, such as a prompt's under one layer, or the context of a block.
+    which nothing is drafted, such as a prompt's under one layer.
 
     Args:
-        attention (`nn.Module`): the attention of a kind of layer of `layers_of`. k may have a norm, as in Qwen3; in
-            Gemma 4, v has one too, and may be k before its norm.
-        states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
-        position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
+        attention (`nn.Module`), states (`torch.Tensor`), position_embeddings (`tuple`): see `keys_and_values`.
         kwargs: the head's cache (`Cache`), by the release's name, and what attention would read.
     """
-    heads = (*states.shape[:-1], -1, attention.head_dim)
-    keys = attention.k_proj(states).view(heads)
-    values = keys if attention.v_proj is None else attention.v_proj(states).view(heads)
+    keys, values = keys_and_values([attention], states, [position_embeddings])[0]
+    cache_of(kwargs).update(keys, values, attention.layer_idx)
+
+
+def keys_and_values(
+    attentions: Sequence[Any],
+    states: torch.Tensor,
+    position_embeddings: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """
+    Keys and values of layers that read the same states, as those of the context of a block, `[batch, kv_heads, rows,
+    head_dim]` each. The projections of all layers come first: a compiler multiplies the states with several at once.
+
+    Args:
+        attentions (`Sequence[nn.Module]`): the attentions of a kind of layer of `layers_of`. k may have a norm, as in
+            Qwen3; in Gemma 4, v has one too, and may be k before its norm.
+        states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
+        position_embeddings: of every layer, cosines and sines, `[batch, rows, head_dim]` each.
+    """
+    found = []
+    for attention in attentions:
+        keys = attention.k_proj(states)
+        found.append((keys, keys if attention.v_proj is None else attention.v_proj(states)))
+    return [_finished(*layer) for layer in zip(attentions, found, position_embeddings, strict=True)]
+
+
+def _finished(
+    attention: Any,
+    projected: tuple[torch.Tensor, torch.Tensor],
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normed keys and values, and turned keys, of projections `[batch, rows, kv_heads · head_dim]`."""
+    keys, values = (part.unflatten(-1, (-1, attention.head_dim)) for part in projected)
     if hasattr(attention, "k_norm"):
         keys = attention.k_norm(keys)
     if hasattr(attention, "v_norm"):
         values = attention.v_norm(values)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    cos, sin = (part[:, None] for part in position_embeddings)
-    keys = keys * cos + rotate_half(keys) * sin
-    cache_of(kwargs).update(keys, values, attention.layer_idx)
+    return turned(keys.transpose(1, 2), *position_embeddings), values.transpose(1, 2)
+
+
+def turned(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """
+    Keys `[batch, kv_heads, rows, head_dim]` with their positions, of which these are the cosines and sines, `[batch,
+    rows, head_dim]` each; by the kernel in forwards whose layers are fused.
+    """
+    if is_fused_here(keys) and cos.shape[:2] in ((1, keys.shape[2]), (keys.shape[0], keys.shape[2])):
+        from hf_specdec_kernels.rotary import unchecked
+
+        return unchecked(keys, keys[:, :0], cos, sin, "halves", False)[0]
+    return keys * cos[:, None] + rotate_half(keys) * sin[:, None]
 
 
 def window_argument(config: PreTrainedConfig, index: int) -> dict[str, int]:

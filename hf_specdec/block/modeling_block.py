@@ -22,10 +22,10 @@ from ..head_layers import (
     HeadOutput,
     WithDraftVocabulary,
     fuse_features,
+    keys_and_values,
     lm_head_of,
     rotations_of,
     window_argument,
-    write_keys_and_values,
 )
 from .configuration_block import BlockConfig
 from .heads import CandidateSelector, ConfidenceHead, MarkovHead
@@ -239,13 +239,15 @@ class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
         mask_hidden: Any = self.mask_hidden
         return mask_hidden.expand(*states.shape[:2], -1)
 
-    def _write_context(self, context: torch.Tensor, position_ids: torch.Tensor | None, cache: Cache | None) -> None:
+    def _write_context(self, context: torch.Tensor, position_ids: torch.Tensor | None, cache: Any) -> None:
         """Writes keys and values of context rows `[batch, rows, H]`, the same in all layers, to the cache."""
         if position_ids is None:
             position_ids = _positions_after(cache, context)
         rotations = rotations_of(self.rotary_emb, self.config.text_config, context, position_ids)
-        for layer, rotation in zip(self.layers, rotations, strict=True):
-            write_keys_and_values(layer.self_attn, context, rotation, **{CACHE: cache})
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        found = keys_and_values(attentions, context, rotations)
+        for attention, (keys, values) in zip(attentions, found, strict=True):
+            cache.update(keys, values, attention.layer_idx)
 
     def inputs_of_one_row(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor | None]:
         """Keyword arguments of a forward over one row of zeros, without logits: to see what the head's layers do."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..kernels import DEVICES
+
 
 Fused = Callable[..., Any]
 """A forward with the module as its first argument."""
@@ -20,6 +22,13 @@ class _Here(threading.local):
 
 
 here = _Here()
+
+
+def is_fused_here(states: torch.Tensor) -> bool:
+    """Whether kernels compute what a head makes of states beside its modules, in this thread and for this dtype."""
+    if torch.compiler.is_compiling() or not here.depth or torch.is_grad_enabled():
+        return False
+    return type(states) is torch.Tensor and states.dtype in DEVICES.get(states.device.type, ())
 
 
 class FusedForward:

@@ -9,7 +9,7 @@ from support.blocks import ALL, CONTEXT, IN_PLACE, Blocks, block_head, differenc
 from support.eagle import arrays
 from transformers import DynamicCache
 
-from hf_specdec.head_layers import write_keys_and_values
+from hf_specdec.head_layers import keys_and_values
 
 
 VISIBLE = 0.1
@@ -65,14 +65,17 @@ def test_shorter_causal_block():
 
 @pytest.mark.parametrize("golden", CONTEXT)
 def test_context_without_k_norm(golden, monkeypatch):
-    def without_norm(attention, *args, **kwargs):
-        norm, attention.k_norm = attention.k_norm, torch.nn.Identity()
+    def without_norm(attentions, *args):
+        norms = [attention.k_norm for attention in attentions]
+        for attention in attentions:
+            attention.k_norm = torch.nn.Identity()
         try:
-            write_keys_and_values(attention, *args, **kwargs)
+            return keys_and_values(attentions, *args)
         finally:
-            attention.k_norm = norm
+            for attention, norm in zip(attentions, norms, strict=True):
+                attention.k_norm = norm
 
-    monkeypatch.setattr("hf_specdec.block.modeling_block.write_keys_and_values", without_norm)
+    monkeypatch.setattr("hf_specdec.block.modeling_block.keys_and_values", without_norm)
     assert difference(block_head(golden), golden) > VISIBLE
 
 
