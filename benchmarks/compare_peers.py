@@ -5,7 +5,12 @@ This library beside its peers, with one target and one head: transformers, vLLM,
     python benchmarks/compare_peers.py --shape 8b --acceptance-length 3.5 --device cuda
 
 See benchmarks/peers/README.md: what is measured, and how peers of other environments take part. Prints what each
-contender ran with, a table, and one JSON line; draws a picture into `--output`. A trial on a CPU:
+contender ran with, a table, and one JSON line; draws a picture into `--output`. What is measured is written to
+`--results` at once: the same command goes on where it was cut, and `--render` draws and prints without measuring.
+
+    python benchmarks/compare_peers.py --render peers.jsonl --markdown
+
+A trial on a CPU:
 
     python benchmarks/compare_peers.py --contenders hf-plain ours-tree --open 1 2 --num-prompts 2 --new-tokens 8
 """
@@ -14,20 +19,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from load import HEAD, prompts_of
 from peers.contenders import CONTENDERS, PACKAGES
 from peers.job import Job
 from peers.preparing import SHAPES, converted, described, has_package, random_head, random_target
-from peers.report import save_picture, table_of, with_shares
+from peers.report import markdown_of, save_picture, table_of, with_shares
+from peers.results import append, begin, cells_of, read
 from rich.console import Console
 
 from hf_specdec.benchmarking.environment import environment
@@ -38,6 +45,11 @@ from hf_specdec.smollm2 import smollm2_folder
 HERE = Path(__file__).parent
 WIDTH = 140
 """Of the table, at least."""
+SAME = (
+    "target head assistant shape acceptance_length num_prompts input_len new_tokens turns warm_up chain tree compile "
+    "arguments dtype device"
+).split()
+"""What two commands that write to one file have in common."""
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -59,6 +71,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=2, help="turns")
     parser.add_argument("--cell-seconds", type=float, default=30.0, help="after which no further turn begins")
     parser.add_argument("--seconds", type=float, default=900.0, help="of one contender, loading included")
+    parser.add_argument("--seconds-in-all", type=float, default=math.inf, help="after which the present one is ended")
     parser.add_argument("--chain", type=int, default=5, help="draft tokens of chains")
     parser.add_argument("--tree", default="default", help="ours")
     parser.add_argument("--compile", action="store_true", help="compile our forwards")
@@ -68,6 +81,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arguments", nargs=2, action="append", default=[], metavar=("NAME", "JSON"))
     parser.add_argument("--device", default=device)
     parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
+    parser.add_argument("--results", type=Path, default=Path("peers.jsonl"), help="lines to write, or to go on with")
+    parser.add_argument(
+        "--render", type=Path, nargs="+", metavar="RESULTS", help="print and draw these; measure nothing"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print a table for a page, too")
     parser.add_argument("--output", type=Path, default=Path("peers.png"))
     parser.add_argument("--logs", type=Path, help="folder for what contenders print")
     options = parser.parse_args(words)
@@ -124,11 +142,10 @@ def job_of(options: argparse.Namespace, folder: Path) -> Job:
     )
 
 
-def run(name: str, python: str, job_file: Path, seconds: float, log: Path) -> Iterator[dict[str, Any]]:
-    """Runs one contender in a process of its own; returns its lines, and last one that says how it failed, if so."""
-    output = job_file.parent / f"{name}.jsonl"
+def run(name: str, python: str, job_file: Path, results: Path, seconds: float, log: Path) -> str | None:
+    """Runs one contender in a process of its own, which adds to the results; returns how it failed, if it did."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [python, "-m", "peers.worker", name, str(job_file), str(output)]
+    command = [python, "-m", "peers.worker", name, str(job_file), str(results)]
     with log.open("w") as printed:
         process = subprocess.Popen(
             command,
@@ -138,17 +155,12 @@ def run(name: str, python: str, job_file: Path, seconds: float, log: Path) -> It
             start_new_session=True,
         )
         try:
-            status: int | None = process.wait(seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            status = None
+            return f"not ready after {seconds:.0f} s"
         finally:
             end_group(process)
-    if output.exists():
-        yield from map(json.loads, output.read_text().splitlines())
-    if status is None:
-        yield {"failure": f"not ready after {seconds:g} s"}
-    elif status:
-        yield {"failure": (log.read_text().strip().splitlines() or [f"exit status {status}"])[-1][:300]}
+    return (log.read_text().strip().splitlines() or [f"exit status {status}"])[-1][:300] if status else None
 
 
 def end_group(process: subprocess.Popen) -> None:
@@ -160,11 +172,21 @@ def end_group(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    options, console = parse_arguments(words), Console(highlight=False, width=max(WIDTH, Console().width))
-    results: list[dict[str, Any]] = []
-    ran_with: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
+def reason_against(name: str, job: Job, interpreters: dict[str, str]) -> str | None:
+    """Why a contender cannot take part; None if it can."""
+    contender = CONTENDERS[name]
+    python, package = interpreters.get(contender.family, sys.executable), PACKAGES[contender.family]
+    if (reason := contender.reason_against(job)) is not None:
+        return reason
+    return None if has_package(python, package) else f"{python} has no {package}"
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measures what the results lack, contender by contender."""
+    end, path = time.perf_counter() + options.seconds_in_all, options.results.absolute()
+    values = vars(options) | {"arguments": json.dumps(options.arguments)}
+    setting = {name: values[name] for name in SAME} | environment(options.device)
+    begin(path, setting)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         logs = options.logs or folder
@@ -172,36 +194,62 @@ def main(words: Sequence[str] | None = None) -> None:
         job = job_of(options, folder)
         job.write(folder / "job.json")
         for name in options.contenders:
-            contender = CONTENDERS[name]
-            python, package = options.interpreters.get(contender.family, sys.executable), PACKAGES[contender.family]
-            reason = contender.reason_against(job)
-            if reason is None and not has_package(python, package):
-                reason = f"{python} has no {package}"
-            if reason is not None:
-                left_out[name] = reason
+            done = {(cell["temperature"], cell["open"]) for cell in cells_of(read(path)[1:], name)}
+            if done.issuperset(job.cells):
                 continue
-            for line in run(name, python, folder / "job.json", options.seconds, logs / f"{name}.log"):
-                if "ran_with" in line:
-                    ran_with[name] = line["ran_with"] | {"seconds_to_start": line["seconds_to_start"]}
-                    console.print(f"{contender.label}: {described(ran_with[name])}", markup=False)
-                elif "failure" in line:
-                    left_out[name] = line["failure"]
-                else:
-                    results.append({"contender": name, **line})
-    results = with_shares(results)
+            failure = reason_against(name, job, options.interpreters)
+            if failure is None:
+                seconds = min(options.seconds, end - time.perf_counter())
+                python = options.interpreters.get(CONTENDERS[name].family, sys.executable)
+                log = logs / f"{name}.log"
+                failure = (
+                    "no time was left" if seconds <= 0 else run(name, python, folder / "job.json", path, seconds, log)
+                )
+                begin(path, setting)  # without a line that was cut
+            if failure is not None:
+                append(path, {"contender": name, "failure": failure})
+
+
+def render(paths: Sequence[Path], picture: Path, console: Console, markdown: bool = False) -> None:
+    """Prints what contenders ran with, a table and one JSON line; draws a picture."""
+    files = [read(path) for path in paths]
+    if not all(files):
+        raise ValueError(f"--render: there are no results in {', '.join(map(str, paths))}.")
+    about, lines = files[0][0]["job"], [line for file in files for line in file[1:]]
+    order = list(CONTENDERS).index
+    results = with_shares(sorted(cells_of(lines), key=lambda cell: order(cell["contender"])))
+    ran_with = {
+        line["contender"]: line["ran_with"] | {"seconds_to_start": line["seconds_to_start"]}
+        for line in lines
+        if "ran_with" in line
+    }
+    last = {line["contender"]: line for line in lines}
+    left_out = {name: line["failure"] for name, line in last.items() if "failure" in line}
+    for name, values in ran_with.items():
+        console.print(f"{CONTENDERS[name].label}: {described(values)}", markup=False)
     for name, reason in left_out.items():
         console.print(f"{CONTENDERS[name].label}: {reason}", markup=False)
     console.print(table_of(results))
-    about = environment(options.device)
     if any("error" not in cell for cell in results):
-        what = options.shape or Path(job.target).name
-        save_picture(results, f"{what} · {options.dtype} · {about['device']}", options.output)
-    setting = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+        what = about["shape"] or Path(about["target"] or "SmolLM2-135M-Instruct").name
+        save_picture(results, f"{what} · {about['dtype']} · {about['device']}", picture)
+        if markdown:
+            print(markdown_of(results))
     for cell in results:
         cell.pop("texts", None)
-    found = {"ran_with": ran_with, "left_out": left_out, "results": results}
-    print(json.dumps({**setting, **about, **found}))
+    print(json.dumps(about | {"ran_with": ran_with, "left_out": left_out, "results": results}))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options, console = parse_arguments(words), Console(highlight=False, width=max(WIDTH, Console().width))
+    try:
+        if options.render is None:
+            measure(options)
+        render(options.render or [options.results], options.output, console, options.markdown)
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the present contender, too
     main()

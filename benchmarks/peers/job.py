@@ -62,6 +62,11 @@ class Job:
         return [chosen[start : start + number] for start in range(0, count, number)]
 
     @property
+    def cells(self) -> list[tuple[float, int]]:
+        """What is measured: temperatures, each with every number of open requests."""
+        return [(temperature, number) for temperature in self.temperatures for number in self.open]
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its text."""
         return max(map(len, self.prompts)) + self.new_tokens

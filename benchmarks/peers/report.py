@@ -72,6 +72,26 @@ def table_of(cells: list[dict[str, Any]]) -> Table:
     return table
 
 
+def markdown_of(cells: list[dict[str, Any]]) -> str:
+    """Tokens per second as a table of Markdown: a row for each contender, a column for each cell."""
+    done = {(cell["contender"], cell["temperature"], cell["open"]): cell for cell in cells if "error" not in cell}
+    columns = sorted({key[1:] for key in done})
+    lines = [["tokens/s", *(f"{_way(temperature)}, {number} open" for temperature, number in columns)]]
+    for name in CONTENDERS:
+        if any(key[0] == name for key in done):
+            lines.append([CONTENDERS[name].label, *(_rate(done.get((name, *column))) for column in columns)])
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _rate(cell: dict[str, Any] | None) -> str:
+    return "" if cell is None else f"{cell['tokens_per_second']:,.0f}"
+
+
+def _way(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"T = {temperature:g}"
+
+
 def save_picture(cells: list[dict[str, Any]], title: str, path: Path) -> None:
     """Draws tokens per second into a file: a panel for each temperature and number of open requests."""
     done = [cell for cell in cells if "error" not in cell]
@@ -94,7 +114,7 @@ def save_picture(cells: list[dict[str, Any]], title: str, path: Path) -> None:
             )
             axes.bar_label(bars, [f"{value:,.4g}" if value else "" for value in values], padding=2, fontsize=7)
             axes.margins(x=0.2)
-            axes.set_title(f"{'greedy' if temperature == 0 else f'T = {temperature:g}'}, {number} open", fontsize=9)
+            axes.set_title(f"{_way(temperature)}, {number} open", fontsize=9)
             axes.set_xlabel("tokens per second", fontsize=8)
             axes.tick_params(labelsize=8)
             axes.spines[["top", "right"]].set_visible(False)

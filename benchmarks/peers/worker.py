@@ -1,37 +1,38 @@
 """
 Measures one contender in a process of its own: `python -m peers.worker CONTENDER JOB OUTPUT`.
 
-Writes JSON lines to OUTPUT, each as soon as it is known: what the contender ran with, then one line for every
-temperature and number of open requests. Standard library only, as job.py.
+Adds JSON lines to OUTPUT, each as soon as it is known (see results.py): what the contender ran with, then one line for
+every temperature and number of open requests that OUTPUT lacks. Standard library only, as job.py.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .contenders import CONTENDERS
 from .job import Engine, Job
+from .results import append, cells_of, read
 
 
 MOST_TEXTS = 8
 """Greedy texts that are kept, to be compared."""
 
 
-def cells(engine: Engine, job: Job) -> Iterator[dict[str, Any]]:
-    """The figures of every cell; a cell that fails does not end the others."""
-    for temperature in job.temperatures:
-        for number in job.open:
-            cell = {"temperature": temperature, "open": number}
-            try:
-                yield cell | measure(engine, job, temperature, number)
-            except Exception as error:  # the other cells are still measured
-                yield cell | {"error": f"{type(error).__name__}: {error}"[:500]}
+def cells(engine: Engine, job: Job, done: Container[tuple[float, int]] = ()) -> Iterator[dict[str, Any]]:
+    """The figures of every cell that is not done; a cell that fails does not end the others."""
+    for temperature, number in job.cells:
+        if (temperature, number) in done:
+            continue
+        cell = {"temperature": temperature, "open": number}
+        try:
+            yield cell | measure(engine, job, temperature, number)
+        except Exception as error:  # the other cells are still measured
+            yield cell | {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,17 @@ def measure(engine: Engine, job: Job, temperature: float, number: int) -> dict[s
 
 
 def main(name: str, job_file: str, output: str) -> None:
-    job = Job.read(Path(job_file))
-    with Path(output).open("w") as file:
-
-        def write(line: dict[str, Any]) -> None:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-
-        begin = time.perf_counter()
-        engine = CONTENDERS[name].start(name, job)
-        write({"ran_with": engine.ran_with, "seconds_to_start": time.perf_counter() - begin})
-        try:
-            for cell in cells(engine, job):
-                write(cell)
-        finally:
-            engine.close()
+    job, path = Job.read(Path(job_file)), Path(output)
+    done = {(cell["temperature"], cell["open"]) for cell in cells_of(read(path), name)}
+    begin = time.perf_counter()
+    engine = CONTENDERS[name].start(name, job)
+    seconds = time.perf_counter() - begin
+    append(path, {"contender": name, "ran_with": engine.ran_with, "seconds_to_start": seconds})
+    try:
+        for cell in cells(engine, job, done):
+            append(path, {"contender": name, **cell})
+    finally:
+        engine.close()
 
 
 if __name__ == "__main__":

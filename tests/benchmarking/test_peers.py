@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ from typing import Any
 
 import compare_peers
 import pytest
+from peers import results, worker
 from peers.contenders import CONTENDERS
 from peers.engines import sglang_engine, vllm_engine
 from peers.job import Answers, Job
@@ -123,7 +126,7 @@ def test_reasons_to_leave_one_out(name: str, options: dict[str, Any], reason: st
 class Counting:
     """An engine that fails with two requests, and counts its calls."""
 
-    ran_with: dict[str, Any] = {}
+    ran_with: dict[str, Any] = {"transformers": "5"}
 
     def __init__(self) -> None:
         self.calls = 0
@@ -218,40 +221,86 @@ def test_set_acceptance(name: str, tiny_job: Job, monkeypatch: pytest.MonkeyPatc
     engine.close()
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table, a picture and one JSON line, whatever becomes of the contenders."""
+SHAPE = "--shape tiny --acceptance-length 3 --input-len 9 --device cpu --warm-up 0 --turns 1".split()
 
-    def run(name: str, python: str, job_file: Path, *_: Any) -> Iterator[dict[str, Any]]:
-        job = Job.read(job_file)
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Contenders whose processes were begun: "ours-tree" fails after its first cell, as long as it is new."""
+    names: list[str] = []
+
+    def run(name: str, python: str, job_file: Path, output: Path, *_: Any) -> str | None:
+        job, is_new = Job.read(job_file), name not in names
+        names.append(name)
         assert job.acceptance_length == 3.0 and len(job.prompts[0]) == 9
-        yield {"ran_with": {"transformers": "5"}, "seconds_to_start": 1.0}
-        if name == "ours-tree":
-            yield {"failure": "out of memory"}
-            return
-        yield from cells(Counting(), job)
+        if name == "ours-tree" and is_new:
+            results.append(output, {"contender": name} | next(cells(Counting(), job)))
+            with output.open("a") as file:
+                file.write('{"contender": "ours-tree", "tempera')  # cut
+            return "out of memory"
+        monkeypatch.setitem(sys.modules, "peers.engines.counted", counted)
+        monkeypatch.setitem(CONTENDERS, name, replace(CONTENDERS[name], family="counted"))
+        worker.main(name, str(job_file), str(output))
+        monkeypatch.setitem(CONTENDERS, name, replace(CONTENDERS[name], family=name.split("-")[0]))
+        return None
 
+    counted: Any = ModuleType("peers.engines.counted")
+    counted.start = lambda *_: Counting()
     monkeypatch.setattr(compare_peers, "run", run)
-    shape = "--shape tiny --acceptance-length 3 --input-len 9 --open 1 2 --device cpu --warm-up 0 --turns 1"
-    output = tmp_path / "peers.png"
+    return names
+
+
+def test_the_command(tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A table, a picture and one JSON line, whatever becomes of the contenders; the next command goes on."""
+    output, lines_in = tmp_path / "peers.png", tmp_path / "peers.jsonl"
     names = ["hf-plain", "ours-tree", "hf-lookup", "vllm-plain"]
-    other = ["--interpreters", f"vllm_engine={tmp_path / 'python'}"]
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
-    compare_peers.main([*shape.split(), *other, "--contenders", *names, "--output", str(output)])
+    other = ["--interpreters", f"vllm_engine={tmp_path / 'python'}", "--open", "1", "2"]
+    files = ["--output", str(output), "--results", str(lines_in)]
+    command = [*SHAPE, *other, *files, "--contenders", *names]
+    compare_peers.main(command)
     assert output.read_bytes()[:4] == b"\x89PNG"
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])
     assert found["left_out"]["ours-tree"] == "out of memory" and "vllm" in found["left_out"]["vllm-plain"]
     assert "random weights" in found["left_out"]["hf-lookup"]
-    assert [cell.get("error") for cell in found["results"]] == [None, "ValueError: one at a time"] * 2
+    errors = [cell.get("error") for cell in found["results"]]
+    assert errors == [None, "ValueError: one at a time"] * 2 + [None]
     assert found["ran_with"]["hf-plain"]["transformers"] == "5"
     assert any("transformers, generate" in line and "greedy" not in line for line in lines)
+
+    compare_peers.main(command)
+    assert ran == ["hf-plain", "ours-tree", "ours-tree"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(found["results"]) == 8 and list(found["left_out"]) == ["hf-lookup", "vllm-plain"]
+
+    output.unlink()
+    compare_peers.main([*files, "--render", str(lines_in), "--markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(ran) == 3 and output.exists() and json.loads(lines[-1]) == found
+    assert "| tokens/s | greedy, 1 open | T = 1, 1 open |" in lines
+    assert sum(line.startswith("| hf_specdec, tree | ") for line in lines) == 1
+
+    with pytest.raises(SystemExit, match="peers.jsonl is of another job: `turns` was 1 and is 2. Name another file"):
+        compare_peers.main([*command, "--turns", "2"])
+    with pytest.raises(SystemExit, match="no results in .*nothing.jsonl"):
+        compare_peers.main(["--render", str(tmp_path / "nothing.jsonl")])
+
+
+def test_the_end_of_the_time(tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--output", str(tmp_path / "peers.png"), "--results", str(tmp_path / "peers.jsonl")]
+    compare_peers.main([*SHAPE, *files, "--open", "1", "--contenders", "hf-plain", "--seconds-in-all", "0"])
+    assert not ran and json.loads(capsys.readouterr().out.splitlines()[-1])["left_out"] == {
+        "hf-plain": "no time was left"
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--shape tiny", "go together"),
+        ("--render", "expected at least one argument"),
         ("--arguments vllm {}", "no contender vllm"),
         ("--interpreters vllm=python", "no family vllm"),
     ],
@@ -262,15 +311,28 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
     assert message in capsys.readouterr().err
 
 
-def test_a_contender_that_hangs_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has written so far counts; its processes end."""
-    script = tmp_path / "python"
-    script.write_text(
-        '#!/bin/sh\necho \'{"open": 1}\' > "$5"\n[ "$3" = hf-plain ] && sleep 60\necho Broken >&2\nexit 3\n'
-    )
+def test_a_contender_that_hangs_or_fails(tmp_path: Path) -> None:
+    """Its processes end; the last line that it has printed says why."""
+    script, output = tmp_path / "python", tmp_path / "peers.jsonl"
+    script.write_text('#!/bin/sh\n[ "$3" = hf-plain ] && sleep 60\necho Broken >&2\nexit 3\n')
     script.chmod(0o755)
     run = compare_peers.run
-    slow = list(run("hf-plain", str(script), tmp_path / "job.json", 1.0, tmp_path / "log"))
-    assert slow == [{"open": 1}, {"failure": "not ready after 1 s"}]
-    failed = list(run("hf-static", str(script), tmp_path / "job.json", 60.0, tmp_path / "log"))
-    assert failed == [{"open": 1}, {"failure": "Broken"}]
+    assert run("hf-plain", str(script), tmp_path / "job.json", output, 1.0, tmp_path / "log") == "not ready after 1 s"
+    assert run("hf-static", str(script), tmp_path / "job.json", output, 60.0, tmp_path / "log") == "Broken"
+
+
+def test_a_command_that_is_ended_ends_its_contender(tmp_path: Path) -> None:
+    """By SIGTERM, as `timeout` sends it: nothing goes on in the background."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\necho $$ > {tmp_path}/pid\nexec sleep 60\n')
+    script.chmod(0o755)
+    command = [sys.executable, compare_peers.__file__, *SHAPE, "--contenders", "hf-plain", "--open", "1"]
+    files = ["--results", str(tmp_path / "peers.jsonl"), "--interpreters", f"hf={script}"]
+    process = subprocess.Popen([*command, *files], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists() or not (text := (tmp_path / "pid").read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(30) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(text), 0)
