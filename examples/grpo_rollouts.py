@@ -143,7 +143,13 @@ def run(way: str, options: Any) -> dict[str, Any]:
     if way != "none":
         head = hf_specdec.EagleHead.from_pretrained(options.draft).to(options.device)
     if way == "online":
-        head = hf_specdec.OnlineHead(head, lr=options.head_lr, budget=options.budget)
+        head = hf_specdec.OnlineHead(
+            head,
+            lr=options.head_lr,
+            budget=options.budget,
+            texts_per_step=options.head_texts,
+            follow_vocabulary=not options.keep_vocabulary,
+        )
     rollouts = None if head is None else hf_specdec.rollouts(model, head, tree=options.tree)
     watch = Watch(None if rollouts is None else rollouts.metrics, options.max_seconds)
     trainer.add_callback(watch)
@@ -152,7 +158,8 @@ def run(way: str, options: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"way": way, "options": vars(options), "steps": watch.steps}
     if way == "online":
         head.save_pretrained(Path(options.output) / "head")
-        result["learning"] = {"steps": head.num_steps, "share": head.seconds_learning / head.seconds_between}
+        share = head.seconds_learning / head.seconds_between
+        result["learning"] = {"steps": head.num_steps, "share": share, "exchanged": head.num_exchanged}
     return result
 
 
@@ -173,7 +180,8 @@ def table(results: list[dict[str, Any]]) -> None:
         )
         if "learning" in result:
             learning = result["learning"]
-            print(f"{'':8} {learning['steps']} steps of the head, {learning['share']:.1%} of the time")
+            exchanged = f"{learning.get('exchanged', 0)} places of its vocabulary exchanged"
+            print(f"{'':8} {learning['steps']} steps of the head, {learning['share']:.1%} of the time, {exchanged}")
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
@@ -207,6 +215,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-seconds", type=float, default=480, help="for each way")
     parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of the policy")
     parser.add_argument("--head-lr", type=float, default=3e-4, help="learning rate of the online head")
+    parser.add_argument("--head-texts", type=int, default=16, help="texts of each of its steps")
+    parser.add_argument("--keep-vocabulary", action="store_true", help="its draft vocabulary stays as it is")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the time in which the head learns")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

@@ -27,6 +27,7 @@ from ..training.ttt import TttObjective
 from ..trees import TokenTree
 from ..whole_texts import check_trainable
 from .policy import base_of, writing
+from .vocabulary import VocabularyInUse, end_tokens_of, forget, give_places
 
 
 logger = logging.get_logger(__name__)
@@ -56,6 +57,8 @@ class OnlineHead(EagleDrafter):
         max_length (`int`): tokens of a text, its prompt included, that are learnt from; the rest is cut off.
         unroll_steps (`int`), decay (`float`): levels of drafting that are unrolled, and the weight of a level relative
             to the one before; see `TttObjective`.
+        follow_vocabulary (`bool`): whether tokens that the policy writes, and the head cannot propose, take the places
+            of such as it does not write: for a head with a draft vocabulary and an lm_head of its own.
         seed (`int`): seed of the choice of texts, which leaves torch's own generators alone.
 
     Raises:
@@ -78,6 +81,7 @@ class OnlineHead(EagleDrafter):
         max_length: int = 512,
         unroll_steps: int = 4,
         decay: float = 0.8,
+        follow_vocabulary: bool = True,
         seed: int = 0,
     ):
         _check(head, lr, budget)
@@ -90,6 +94,8 @@ class OnlineHead(EagleDrafter):
         self.max_length = max_length
         self.num_steps = 0
         """Optimizer steps so far."""
+        self.num_exchanged = 0
+        """Places of the draft vocabulary that have got another token so far."""
         self.losses: list[float] = []
         """The loss of every optimizer step since the head was made."""
         self.seconds_learning = self.seconds_between = 0.0
@@ -98,6 +104,9 @@ class OnlineHead(EagleDrafter):
         self._trained = [weight for name, weight in own.named_parameters() if not name.startswith("embed_tokens.")]
         self.optimizer = torch.optim.AdamW(self._trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
         self._texts: deque[Text] = deque(maxlen=most_texts)
+        self._in_use = None
+        if follow_vocabulary and own.d2t is not None and own.lm_head is not None:
+            self._in_use = VocabularyInUse(own.config.vocab_size)
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._since: float | None = None
 
@@ -125,15 +134,19 @@ class OnlineHead(EagleDrafter):
         """
         target = base_of(target)
         self.check(target, TokenTree.chain(1))
-        ranks, start = Ranks.of(target), time.perf_counter()
+        ranks, start, texts = Ranks.of(target), time.perf_counter(), list(texts)
         for prompt, written in texts:
             tokens = [*prompt, *written]
             self._texts.extend(cut(Text(tokens, [(len(prompt), len(tokens))]), self.max_length)[:1])
+        if self._in_use is not None:
+            self._in_use.count(list(written) for _, written in texts)
         self.seconds_between += start - (start if self._since is None else self._since)
         steps = 0
         with writing(target), torch.inference_mode(False):
             while self._texts and steps < self.most_steps and ranks.least(int(self._has_time(steps))):
                 begun = time.perf_counter()
+                if steps == 0:
+                    self._follow_vocabulary(target)
                 self.losses.append(self._step(target))
                 steps += 1
                 if self.num_steps:
@@ -150,6 +163,17 @@ class OnlineHead(EagleDrafter):
             return steps == 0
         expected = self.seconds_learning / (self.num_steps - 1)
         return self.seconds_learning + expected <= self.budget * self.seconds_between
+
+    def _follow_vocabulary(self, target: PreTrainedModel) -> None:
+        """Gives tokens that the policy has written lately places in the draft vocabulary."""
+        ids, lm_head = self.head.target_ids, self.head.lm_head
+        if self._in_use is None or ids is None or lm_head is None:
+            return
+        places, tokens = self._in_use.exchange(ids.cpu(), always=end_tokens_of(target))
+        if len(places):
+            give_places(self.head, target, places, tokens)
+            forget(self.optimizer, lm_head.weight, places)
+            self.num_exchanged += len(places)
 
     def _step(self, target: PreTrainedModel) -> float:
         """One optimizer step on texts drawn from those that are kept; returns its loss."""
@@ -190,6 +214,7 @@ class OnlineHead(EagleDrafter):
             "generator": self._generator.get_state(),
             "num_steps": self.num_steps,
             "seconds": [self.seconds_learning, self.seconds_between],
+            "in_use": None if self._in_use is None else self._in_use.counts.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -217,6 +242,8 @@ class OnlineHead(EagleDrafter):
         self._generator.set_state(state["generator"])
         self.num_steps = state["num_steps"]
         self.seconds_learning, self.seconds_between = state["seconds"]
+        if self._in_use is not None and (counts := state.get("in_use")) is not None:
+            self._in_use.counts.copy_(counts)
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Saves the head as every head is saved, for any use, and beside it what it needs to learn on."""

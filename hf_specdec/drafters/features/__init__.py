@@ -5,6 +5,7 @@ heads and block heads share.
 - `drafter`: `FeatureDrafter`, the drafter of a call; `checks`: whether the head fits the target.
 - `drafting`: `FeatureDrafting`, the same for requests in flight.
 - `captured`: `CapturedFeatures`, the draft within a captured step.
+- `vocabulary`: `HeldVocabulary`, the tokens that a head can propose, where captured steps find them.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from ..base import Drafter, DraftRequest
 from ..growth import LevelNodes, Noise, TokenLimits, Warp, grow
 from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
 from .checks import check_sizes, in_draft_vocabulary
+from .vocabulary import HeldVocabulary
 
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class FeatureDrafter(Drafter):
     """
 
     has_probabilities = reads_noise = True
+    held_vocabulary: HeldVocabulary | None = None
+    """The head's draft vocabulary, as the last `refresh` found it; None if it drafts from all tokens."""
 
     def __init__(self, head: Any):
         self.head = head
@@ -81,7 +84,7 @@ class FeatureDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> FeatureDrafter:
         drafter: Any = super().for_call(target)
-        drafter._model_refs = ModelRefs(self.head, target)
+        drafter._model_refs, drafter.held_vocabulary = ModelRefs(self.head, target), None
         drafter.refresh()
         return drafter
 
@@ -92,11 +95,21 @@ class FeatureDrafter(Drafter):
             return
         target = models[1]
         self.head = in_dtype_of(*models)
+        ids = self.head.target_ids
+        if ids is None or self.held_vocabulary is None:
+            self.held_vocabulary = None if ids is None else HeldVocabulary(ids)
+        else:
+            self.held_vocabulary = self.held_vocabulary.renewed(ids)
         self._embedding, self._lm_head = self.head.embed_tokens, None
         if self._embedding is None:
             self._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
         if self.head.lm_head is None:
             self._lm_head = borrowed_lm_head(self.head, target)
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """The target's token of every index of the head's logits, `[draft vocab]` int64; None: they are the same."""
+        return None if self.held_vocabulary is None else self.held_vocabulary.ids
 
     @contextmanager
     def watching(self, target: TreeTarget) -> Iterator[None]:
@@ -131,7 +144,6 @@ class FeatureDrafter(Drafter):
 
     def ask(self, request: DraftRequest) -> None:
         """Sets the request for the trees that follow, with its warpers translated to the head's draft vocabulary."""
-        self.target_ids = self.head.target_ids
         self.request = in_draft_vocabulary(request, self.target_ids)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
@@ -347,7 +359,7 @@ class FeatureDrafter(Drafter):
         Tensors that are not the head's own, which a captured graph reads as long as it lives: copied rows (weight,
         bias) of the target's lm_head for the draft vocabulary, and the target's token of each of its indices.
         """
-        return [getattr(self._lm_head, "rows", None), getattr(self, "target_ids", None)]
+        return [getattr(self._lm_head, "rows", None), self.held_vocabulary]
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token embeddings `[batch, tokens, H]` in the head's dtype."""

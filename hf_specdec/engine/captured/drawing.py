@@ -40,17 +40,14 @@ class Drawing:
         processing: Processing,
         noise: DeviceNoise | None = None,
     ):
-        from hf_specdec_kernels import draft_columns
-
         self.draft_temperature = draft_temperature
         self._processing, self._temperature = processing, processing.temperature
         self._grid = torch.tensor(DraftTemperature.GRID, device=draft_temperature.device)
-        self._vocabulary = getattr(drafter, "target_ids", None)
+        vocabulary = getattr(drafter, "held_vocabulary", None)
+        self._vocabulary = None if vocabulary is None else vocabulary.ids
         self._noise = None if noise is None else replace(noise, token_ids=self._vocabulary)
-        self.columns = None
+        self.columns = None if vocabulary is None else vocabulary.columns(drafter.request.vocab_size)
         """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
-        if self._vocabulary is not None:
-            self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size).int()  # a walk reads them all
 
     @property
     def warp(self) -> Tempered:
