@@ -170,8 +170,7 @@ class OnlineHead(EagleDrafter):
         if self._in_use is None or ids is None or lm_head is None:
             return
         places, tokens = self._in_use.exchange(ids.cpu(), always=end_tokens_of(target))
-        if len(places):
-            give_places(self.head, target, places, tokens)
+        if len(places) and give_places(self.head, target, places, tokens):
             forget(self.optimizer, lm_head.weight, places)
             self.num_exchanged += len(places)
 

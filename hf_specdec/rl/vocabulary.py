@@ -65,7 +65,7 @@ class VocabularyInUse:
 
 
 @torch.no_grad()
-def give_places(head: EagleHead, target: PreTrainedModel, places: torch.Tensor, tokens: torch.Tensor) -> None:
+def give_places(head: EagleHead, target: PreTrainedModel, places: torch.Tensor, tokens: torch.Tensor) -> bool:
     """
     Writes tokens into places of a head's draft vocabulary and lm_head, in place. Their rows begin as what the head's
     own rows are of the target's, by the linear map that fits best.
@@ -74,12 +74,19 @@ def give_places(head: EagleHead, target: PreTrainedModel, places: torch.Tensor, 
         head (`EagleHead`): a head with a draft vocabulary and an lm_head of its own.
         target (`PreTrainedModel`): its target.
         places, tokens (`torch.Tensor` of one length, int64): as `VocabularyInUse.exchange` returns them.
+
+    Returns:
+        `bool`: False if the target's rows are not finite, and nothing was written.
     """
     ids, lm_head = head.target_ids, head.lm_head
     assert ids is not None and head.d2t is not None and lm_head is not None
     places, tokens = places.to(ids.device), tokens.to(ids.device)
-    lm_head.weight[places] = _rows_for(lm_head.weight, target.get_output_embeddings(), ids, tokens)
+    rows = _rows_for(lm_head.weight, target.get_output_embeddings(), ids, tokens)
+    if not rows.isfinite().all():
+        return False
+    lm_head.weight[places] = rows
     head.d2t[places] = tokens - places
+    return True
 
 
 def _rows_for(rows: torch.Tensor, module: Any, ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -94,7 +101,7 @@ def _rows_for(rows: torch.Tensor, module: Any, ids: torch.Tensor, tokens: torch.
     known = known - mean
     products = known.T @ known
     products.diagonal().add_(0.1 * products.diagonal().mean())
-    mapping = torch.linalg.solve(products, known.T @ (rows[some].float() - own_mean))
+    mapping, _ = torch.linalg.solve_ex(products, known.T @ (rows[some].float() - own_mean))
     new = weight[tokens.to(weight.device)].to(rows.device, torch.float32) - mean
     return (new @ mapping + own_mean).to(rows.dtype)
 

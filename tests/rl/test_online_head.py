@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import device_steps
 from support.batches import limits
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
-from support.graphs import install_stand_in
 from support.heads import tiny_head
 from support.models import tiny_model
 from support.sampling import LENGTH, TREE, a_head, small_model
@@ -44,7 +44,7 @@ def test_a_step_is_that_of_training() -> None:
     """By AdamW, with the loss of `hf-specdec train` over what the policy wrote, which gets no gradients of it."""
     target, given = copy.deepcopy(trained_target()), EagleHead.from_pretrained(HEAD)
     before = weights_of(given)
-    head = OnlineHead(given, lr=1e-3, **(FEW | {"max_length": 512}))
+    head = OnlineHead(given, lr=1e-3, follow_vocabulary=False, **(FEW | {"max_length": 512}))
     texts = texts_of(4)
     assert head.learn(target, texts) == head.num_steps == 1
     assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
@@ -87,8 +87,8 @@ def fits_of_two_policies(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
     How well texts fit the enumeration of two policies, whose weights one model has in turn, written in place. The head
     changes after every call: in place, too, where captured steps read it. 480 texts of each policy.
     """
-    stand_in = install_stand_in(monkeypatch, with_kernel=True)
-    policies, policy = [small_model(seed) for seed in (0, 50)], small_model(0)
+    steps = device_steps.install(monkeypatch, with_kernel=True)
+    policies, policy = [small_model(seed).float() for seed in (0, 50)], small_model(0).float()
     head = OnlineHead(a_head(6), lr=0.05, **(FEW | {"texts_per_step": 16}))
     prompt, places = [5, 5, 3, 7, 1, 6, 2, 4, 3], set()  # two blocks that texts share
     rows: tuple[list[list[int]], ...] = ([], [])
@@ -106,7 +106,7 @@ def fits_of_two_policies(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
             drafting = in_dtype_of(head.head, policy)
             assert torch.equal(drafting.fc.weight, head.head.fc.weight.to(policy.dtype))
             places.add(tuple(weight.data_ptr() for weight in drafting.parameters()))
-    assert head.num_steps == 8 and len(places) == 1 and stand_in.replays > 0
+    assert head.num_steps == 8 and len(places) == 1 and steps.replays > 8
     assert any(metrics.num_accepted_tokens for metrics in rollouts.metrics)
     inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.long)}
     expected = [enumerate_tokens(one, inputs, LENGTH) for one in policies]
@@ -172,6 +172,7 @@ def test_a_step_that_is_not_finite_is_left_out() -> None:
     head = OnlineHead(EagleHead.from_pretrained(HEAD), **FEW)
     before = weights_of(head.head)
     head.learn(target, texts_of(2))
+    assert head.num_exchanged == 0
     assert all(map(torch.equal, before, weights_of(head.head)))
 
 
