@@ -91,7 +91,7 @@ def give_places(head: EagleHead, target: PreTrainedModel, places: torch.Tensor, 
 
 def _rows_for(rows: torch.Tensor, module: Any, ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Rows of a head's lm_head for other tokens, `[tokens, H]`; the mean row where the target's cannot be read."""
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     is_plain = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.device.type != "meta"
     if type(module) is not nn.Linear or not is_plain or getattr(module, "_hf_hook", None) is not None:
         return rows.mean(dim=0).expand(len(tokens), -1)
