@@ -58,6 +58,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> Any:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 
 
+@pytest.fixture(scope="module")
+def plain(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """What the target alone writes after the first prompt, `[1, length]`."""
+    return target.generate(**encode(tokenizer, PROMPTS[0]), max_new_tokens=24, do_sample=False)
+
+
 def acceptance(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, tree: Any) -> float:
     """The mean over the prompts."""
     draft, lengths = load_draft_to(str(folder), torch.float32, "cpu"), []
@@ -75,11 +81,10 @@ def test_shipped_weights_are_small(folder: Path) -> None:
 
 @each
 def test_greedy_texts_are_those_of_plain_generate(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plain: torch.Tensor, folder: Path
 ) -> None:
     draft = load_draft_to(str(folder), torch.float32, "cpu")
     inputs = encode(tokenizer, PROMPTS[0])
-    plain = target.generate(**inputs, max_new_tokens=24, do_sample=False)
     config = hf_specdec.SpeculativeConfig()
     output = target.generate(
         **inputs, max_new_tokens=24, do_sample=False, assistant_model=draft, speculative_config=config

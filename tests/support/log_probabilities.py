@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -11,16 +12,24 @@ from transformers import PreTrainedModel
 from hf_specdec.batching import SpeculativeGenerationOutput
 
 
+_FOUND: WeakKeyDictionary[PreTrainedModel, dict[Any, tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
+"""Logits and processed scores of a model by text and options: many tests ask for the same texts of one target."""
+
+
 @torch.no_grad()
 def of_plain(model: PreTrainedModel, prompt: list[int], text: list[int], mode: str, options: Any) -> torch.Tensor:
     """Log-probabilities in every place of a text, `[tokens, vocab]`: plain `generate` is asked for the next token."""
     call = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 1}
     call |= {name: value for name, value in options.items() if name != "seed"}
-    found = []
+    known, found = _FOUND.setdefault(model, {}), []
     for end in range(len(text)):
-        ids = torch.tensor([prompt + text[:end]], device=model.device)
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), **call)
-        found.append((output.logits if mode == "raw" else output.scores)[0][0])
+        tokens = prompt + text[:end]
+        key = tuple(tokens), repr(sorted(call.items()))
+        if key not in known:
+            ids = torch.tensor([tokens], device=model.device)
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), **call)
+            known[key] = output.logits[0][0], output.scores[0][0]
+        found.append(known[key][mode != "raw"])
     return torch.stack(found).cpu().log_softmax(dim=-1)
 
 
