@@ -10,6 +10,7 @@ from typing import Any
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+gc.disable()  # until tests are collected: what is imported stays, and each search for garbage goes through all of it
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -83,6 +84,14 @@ ANY_VERSION_FOLDERS = ("benchmarking", "cards", "cli", "doctor", "graphs", "kern
 Files of tests, by folder, and folders whose subject is the library's own: they call transformers at most in ways that
 other tests check with every version. `make test-oldest` and `make test-newest` leave all but a few (`smoke`) out.
 """
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
