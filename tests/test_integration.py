@@ -52,7 +52,7 @@ TRAINED_TREES = [TokenTree.chain(5), IRREGULAR, DynamicTree(depth=5, top_k=3, nu
 def test_trained_model_prompt_by_prompt(trained_draft: PreTrainedModel, tree: Any) -> None:
     """In float32 and against greedy texts that were written by plain `generate` elsewhere."""
     target, goldens = trained_target(), trained_prompts()
-    for ids, expected in list(zip(goldens["prompts"], goldens["greedy_64"], strict=True))[:4]:
+    for ids, expected in list(zip(goldens["prompts"], goldens["greedy_64"], strict=True))[:2]:
         out = target.generate(
             torch.tensor([ids]), max_new_tokens=64, do_sample=False, assistant_model=trained_draft, tree=tree
         )

@@ -138,8 +138,8 @@ def test_without_kernels(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             both(
                 target,
                 noisy_copy(target, 0.05),
-                ragged_prompts(),
-                max_new_tokens=24,
+                ragged_prompts((9, 1, 30, 17)),
+                max_new_tokens=12,
                 continuous_batching_config=limits(),
                 tree=tree,
             )
