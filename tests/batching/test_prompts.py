@@ -84,8 +84,17 @@ def test_families(family: str, read: Read) -> None:
     assert sum(sum(chunk.counts) for chunk in read) == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("kind", ["head", "medusa", "ngram"])
-@pytest.mark.parametrize("num_blocks", [600, 30])
+@pytest.mark.parametrize(
+    "kind, num_blocks",
+    [
+        ("head", 600),
+        ("head", 30),
+        ("medusa", 600),
+        ("ngram", 30),
+        pytest.param("medusa", 30, marks=pytest.mark.slow),
+        pytest.param("ngram", 600, marks=pytest.mark.slow),
+    ],
+)
 def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     """
     A head sees the features of every token once: it accepts as much as without graphs. (Where blocks run out, it
