@@ -38,37 +38,40 @@ ANY_VERSION = {
         "docs docstrings examples gemma3_270m installs model_cards overflow packaging public_imports random_calls "
         "random_generators scripts smollm2 structure"
     ),
+    "attention": "grouped_attention",
     "batching": (
-        "candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples draft_temperatures "
-        "equal_prompts faults graphs keeping limits paged_cache pauses pending_features policy prefix_cache "
-        "random_mixes repeated_ends repeated_steps request_faults results sampling scheduler soak starts_and_ends "
-        "warming_up weights"
+        "candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples device_steps "
+        "draft_temperatures equal_prompts faults graphs keeping limits logprobs paged_cache pauses pending_features "
+        "policy prefix_cache random_mixes repeated_ends repeated_steps request_faults requests results "
+        "sampling scheduler soak spare_time starts_and_ends warming_up weights"
     ),
     "block": (
-        "anchored calls confidence conversion damaged drafting formats heads mask_embedding sampling shaped_trees "
-        "usual_mistakes"
+        "anchored calls confidence conversion damaged drafting formats heads mask_embedding pairs sampling "
+        "shaped_trees usual_mistakes"
     ),
-    "bulk": "output records",
+    "bulk": "answers output records",
     "compiling": "early_launch kept merged_linears",
     "device_steps": (
-        "auto_captures auto_dynamic compiled drawing edges grammars greedy image_sampling memory sampling streams "
-        "which_calls"
+        "auto_captures auto_dynamic by_position compiled drawing edges grammars greedy image_sampling memory sampling "
+        "streams which_calls"
     ),
     "distributed": "data_parallel",
     "drafters": "eagle growth medusa ngram observed other_vocabulary padded_vocabularies",
-    "eagle": "card conversion damaged damaged_configs detected_layers detection layer_ids unroll usual_mistakes",
+    "eagle": (
+        "card conversion damaged damaged_configs detected_layers detection layer_ids only_cache unroll usual_mistakes"
+    ),
     "forwards": "chunks",
     "gemma": "sampling",
     "generation": "default_tree importing metrics",
-    "grammar": "beginnings exact growing",
+    "grammar": "beginnings exact growing json requests texts",
     "models": "modules",
     "mtp": "sampling shared_prefixes",
     "replicas": "board front prefixes ray",
     "serving": (
-        "access choices contexts ends_of_servers engine health http_server large_bodies load_benchmark long_answers "
-        "parts server stop_strings streams"
+        "access calls_over_http choices contexts ends_of_servers engine health http_server large_bodies "
+        "load_benchmark logprobs long_answers parts server starting stop_strings streams"
     ),
-    "states": "sampling",
+    "states": "draft_steps sampling",
     "sweep": "state_samples",
     "training": (
         "block_runs blocks continued_runs data description objectives openings packing processes reading "

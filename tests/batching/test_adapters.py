@@ -135,6 +135,7 @@ def test_prompts_with_images() -> None:
 # ------------------------------------------------------------------------------------------------------------ captured
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("kind", ["draft", "head"])
 def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves every mix of adapters, of steps and of prompts."""
@@ -155,6 +156,7 @@ def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPa
     assert_nothing_left(manager)
 
 
+@pytest.mark.any_version
 def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of steps that the host runs, as with n-grams."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
@@ -347,6 +349,7 @@ def test_adapters_that_go(shared: Any) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.any_version
 def test_two_managers_and_a_user(shared: Any) -> None:
     """Of one model at a time, each in its thread, while its user calls `generate`."""
     options = {"max_new_tokens": 60, "do_sample": False}

@@ -84,6 +84,7 @@ def test_families(family: str, read: Read) -> None:
     assert sum(sum(chunk.counts) for chunk in read) == sum(LENGTHS)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     "kind, num_blocks",
     [
@@ -123,6 +124,7 @@ def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     assert bool(read.whole) == (kind != "medusa")  # which watch the target, and wait nowhere
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("kind", ["head", "ngram"])
 def test_the_graphs_are_used_again(kind: str, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of other lengths need no other graphs; none is captured for a prompt's own length."""
@@ -157,6 +159,7 @@ def nothing_else(self: Any, *args: Any) -> None:
 # ------------------------------------------------------------------------------------------- as a whole on the device
 
 
+@pytest.mark.any_version
 def test_first_tokens_are_drawn_as_the_host_would(read: Read) -> None:
     """With a seed they are the same; greedy requests, and those that are not drafted for, are beside them."""
     target, texts = trained_target(), []
@@ -183,6 +186,7 @@ def test_first_tokens_are_drawn_as_the_host_would(read: Read) -> None:
     assert len(read.whole) > 4
 
 
+@pytest.mark.any_version
 def test_nan_in_a_prompt_ends_its_request_alone(read: Read) -> None:
     target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
     prompts = [[5, 6, 7, 8] * 4, [9, 5, 6, 7] * 4, [10, 11, 12, 13] * 4]
@@ -201,6 +205,7 @@ def test_nan_in_a_prompt_ends_its_request_alone(read: Read) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.any_version
 def test_a_prompt_step_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: PromptStep, *args: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -219,6 +224,7 @@ def test_a_prompt_step_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) 
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=12)
 
 
+@pytest.mark.any_version
 def test_results_do_not_wait_for_the_prompts_of_others(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has ended is told while the device reads on for another, not when that is done."""
     target, late = tiny_model(dtype=torch.float32), []
@@ -273,6 +279,7 @@ def of_head(cuda_graphs: Any, read: Read) -> list[tuple[torch.Tensor, ...]]:
     return found
 
 
+@pytest.mark.any_version
 def test_a_head_reads_along(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds of a prompt what it would without graphs, and would not if it paired features with other tokens."""
     by_host = of_head(False, read)
@@ -297,6 +304,7 @@ def test_a_head_reads_along(read: Read, monkeypatch: pytest.MonkeyPatch) -> None
     assert differs()
 
 
+@pytest.mark.any_version
 def test_prompts_that_busy_the_device_go_without(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_specdec.batching.manager.busy_at", lambda num_parameters: 30)
     target = tiny_model(dtype=torch.float32)
@@ -311,6 +319,7 @@ def test_prompts_that_busy_the_device_go_without(read: Read, monkeypatch: pytest
     assert [(chunk.width, chunk.counts) for chunk in read] == [(None, [40]), (16, [16]), (4, [4])]
 
 
+@pytest.mark.any_version
 def test_pieces() -> None:
     """They make up every text, from anywhere in it; each is within the text, and mostly unread."""
     widths = [4, 16, 64]
@@ -328,6 +337,7 @@ def test_pieces() -> None:
             assert unread == 0
 
 
+@pytest.mark.any_version
 def test_padded_pieces() -> None:
     """They make up every text; there is no more padding than tokens, but in the narrowest."""
     widths = [4, 16, 64]
@@ -341,6 +351,7 @@ def test_padded_pieces() -> None:
         assert unread == 0
 
 
+@pytest.mark.any_version
 def test_a_wrong_chain_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that attend to those behind them change texts."""
 
