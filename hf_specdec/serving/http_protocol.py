@@ -40,6 +40,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reading = "headers"
         """What is read at present: "headers", "body", or "" between requests."""
         self._header_bytes = self._unread = self._body_bytes = 0
+        self._num_ended = 0
+        """Number of requests that have been read to their end."""
         self._since = 0.0
 
     def connection_made(self, transport: Any) -> None:
@@ -53,9 +55,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        before = self._header_bytes
+        before = self._header_bytes, self._num_ended
         super().data_received(data)
-        if self._reading != "headers" or self._header_bytes != before:
+        if self._reading != "headers" or (self._header_bytes, self._num_ended) != before:
             self._unread = 0
             return
         self._unread += len(data)  # of one header, for whose end the parser waits
@@ -88,6 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         is_answered = self.cycle.response_complete
         super().on_message_complete()
+        self._num_ended += 1
         self._begin("headers" if is_answered else "")
 
     def _count(self, number: int) -> None:

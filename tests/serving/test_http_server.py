@@ -183,6 +183,14 @@ def test_large_bodies_that_bring_enough_have_time(address: tuple[str, int]) -> N
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"200", b"413", b"200"]
 
 
+def test_a_large_body_that_was_answered_early_is_no_header(address: tuple[str, int]) -> None:
+    """The end of what is dropped may come with more bytes than headers may have: the connection goes on."""
+    size = 2 * http_protocol.MOST_HEADER_BYTES
+    rest = [b"a" * size, POST + b"Connection: close\r\n\r\n"]
+    found = said(address, POST + b"Content-Length: %d\r\n\r\n" % size, *rest, pause=0.2)
+    assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"413", b"200"]
+
+
 def test_three_hundred_slow_clients_are_closed(address: tuple[str, int]) -> None:
     """While others are answered."""
     slow = [socket.create_connection(address, timeout=10) for _ in range(300)]
