@@ -20,9 +20,10 @@ from .choices import all_of, begin_all, one_answer, one_begun, one_stream
 from .decoding import beside, decode_by
 from .errors import RequestRefused, refusing
 from .generation import Generation, asked_for
+from .null_fields import add_null_fields
 from .one_model import OneModel
 from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of
-from .stream_ends import until_done
+from .stream_ends import event, until_done
 from .timeouts import Deadline
 from .tokenising import Later, PromptMaker
 from .usage import add_details, num_reasoning, with_details
@@ -200,6 +201,7 @@ class OwnRequests:
                 logprobs.add_all(generation.result)
                 logprobs.end(is_cut(config))
                 found = self._with_logprobs(found, logprobs.take())
+            add_null_fields(found)
             return JSONResponse(found)
 
         return await self.model_manager.work.run(answer, num_tokens=number)
@@ -213,6 +215,15 @@ class OwnRequests:
         details = partial(self._details, generation, inputs["input_ids"], tokenizer)
         response.body_iterator = with_details(response.body_iterator, details)
         return response
+
+    def chunk_to_sse(self, chunk: Any) -> str:
+        """A chunk of a stream as an event."""
+        handler: Any = super()  # of the handler with this mixin
+        if not getattr(chunk, "choices", None):
+            return handler.chunk_to_sse(chunk)
+        found = chunk.model_dump(mode="json", exclude_none=True)
+        add_null_fields(found)
+        return event(found)
 
     def _details(self, generation: Generation, prompt: list[int], tokenizer: Any) -> tuple[int, int]:
         """How many tokens of a prompt were cached, and how many of the answer are reasoning."""

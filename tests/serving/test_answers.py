@@ -287,3 +287,17 @@ def test_answers_are_those_of_transformers(thought: str | None, said: str, num_c
     assert content == theirs.get("content", "")
     assert reasoning == (theirs.get("reasoning_content") or theirs.get("thinking") or "")
     assert len(calls) == len(theirs.get("tool_calls") or ())
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("text", [f"a b{END}", f"{GOOD}{END}"], ids=["text", "call"])
+def test_fields_that_may_be_null_are_there(path: str, text: str) -> None:
+    """Clients look them up: why a text ends, in each chunk, and the content beside calls."""
+    script, is_chat = Script(text), path != "completions"
+    for number in (1, 2):
+        for chunk in asked(script, path, True, n=number):
+            assert all("finish_reason" in choice for choice in chunk["choices"])
+            assert is_chat or all("logprobs" in choice for choice in chunk["choices"])
+        choices = asked(script, path, False, n=number)["choices"]
+        assert len(choices) == number and all(choice["logprobs"] is None for choice in choices)
+        assert not is_chat or all({"content", "refusal"} <= choice["message"].keys() for choice in choices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.cli.serving.utils import ReasoningText, _StreamError
 
 from hf_specdec.serving.errors import RequestFailed
 from hf_specdec.serving.handlers import Chats, Completions
+from hf_specdec.serving.null_fields import add_null_fields
 from hf_specdec.serving.stop_strings import TrimmedQueue
 from hf_specdec.serving.streams import MergedQueue, RaisingQueue
 
@@ -84,7 +86,7 @@ def test_an_error_is_raised_after_the_pieces_before_it() -> None:
     ],
 )
 def test_chunks_are_those_of_transformers(ours: Any, theirs: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Letter by letter; built once a second."""
+    """With null fields beside them; built once a second."""
     built, build = [], theirs._build_chunk_sse
 
     def counted(self: Any, *args: Any, **options: Any) -> str:
@@ -105,9 +107,19 @@ def test_chunks_are_those_of_transformers(ours: Any, theirs: Any, name: str, mon
                 built.clear()
                 ours_says = one._build_chunk_sse(request_id, *model, **options | {name: text})
                 times = len(built)
-                assert ours_says == build(other, request_id, *model, **options | {name: text})
+                assert told_in(ours_says) == with_nulls(build(other, request_id, *model, **options | {name: text}))
                 assert times == (second != 1000.9 and request_id == "one" and text == TEXTS[0])
     for others in ({"finish_reason": "stop"}, {name: "x", "finish_reason": "stop"}, {}):
-        assert one._build_chunk_sse("one", *model, **options | others) == build(
-            other, "one", *model, **options | others
-        )
+        ours_says = one._build_chunk_sse("one", *model, **options | others)
+        assert told_in(ours_says) == with_nulls(build(other, "one", *model, **options | others))
+
+
+def told_in(event: str) -> Any:
+    assert event.startswith("data: ") and event.endswith("\n\n") and event.count("\n") == 2
+    return json.loads(event[6:])
+
+
+def with_nulls(event: str) -> Any:
+    found = told_in(event)
+    add_null_fields(found)
+    return found
