@@ -22,7 +22,7 @@ from .errors import RequestRefused, refusing
 from .generation import Generation, asked_for
 from .null_fields import add_null_fields
 from .one_model import OneModel
-from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of
+from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of, told_place
 from .stream_ends import event, until_done
 from .timeouts import Deadline
 from .tokenising import Later, PromptMaker
@@ -139,6 +139,7 @@ class OwnRequests:
         for number, tool in enumerate(body["tools"]):
             if tool in tools and (reason := models.calls.check(tool)) is not None:
                 where = "function.parameters" if "function" in tool else "parameters"
+                where += told_place((tool.get("function") or tool).get("parameters"), reason)
                 raise RequestRefused(f"`tools[{number}].{where}` {told_of(reason)}.")
         is_named, in_pieces = isinstance(choice, dict), bool(body.get("stream"))
         is_one = body.get("parallel_tool_calls") is False or is_named

@@ -150,7 +150,7 @@ def test_responses(client: TestClient, kind: str) -> None:
                 "tool_choice": "required",
                 "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "x"}}}}}],
             },
-            "`tools[0].function.parameters` cannot be followed: Invalid type: x",
+            "`tools[0].function.parameters.properties.a` cannot be followed: Invalid type: x",
         ),
     ],
 )

@@ -18,6 +18,10 @@ from fastapi.testclient import TestClient  # noqa: E402
 ENDS = {"max_tokens": 24, "generation_config": {"eos_token_id": 2, "do_sample": False}}
 CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], **ENDS}
 COMPLETION = {"prompt": "abc xyz", **ENDS}
+INVALID = {
+    "properties": {"x": {"$ref": "#/$defs/a~1b%20c"}, "y": {"type": "integer"}},
+    "$defs": {"a/b c": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "objekt"}]}}},
+}
 LETTERS = {"type": "string", "pattern": "^[a-e]{3,6}$"}
 
 
@@ -80,6 +84,11 @@ def test_what_the_vocabulary_cannot_write_fails(client: TestClient) -> None:
             "chat/completions",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}},
             '`response_format.json_schema.schema` cannot be followed: Unimplemented keys: ["uniqueItems"].',
+        ),
+        (
+            "completions",
+            {"structured_outputs": {"json": json.dumps(INVALID)}},
+            "`structured_outputs.json.$defs.a/b c.items.anyOf[1]` cannot be followed: Invalid type: objekt.",
         ),
         (
             "chat/completions",

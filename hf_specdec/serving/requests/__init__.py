@@ -27,7 +27,7 @@ from .messages import normal_items, normal_messages
 from .options import options_of
 from .parsing import parsed
 from .prompts import TokenPrompt, prompts_of
-from .structured import grammar_of, told_of
+from .structured import grammar_of, told_of, told_place
 from .templates import reserved_names, roles_of
 from .token_bodies import DetokenizeBody, TokenizeBody
 from .tools import demanded_tools
@@ -56,4 +56,5 @@ __all__ = [
     "reserved_names",
     "roles_of",
     "told_of",
+    "told_place",
 ]

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..characters import cut
+from .checking import place_of
 from .kinds import Boolean, Closed, ListOf, Open, Text, told, wrong_field
+from .schema_places import place_in_schema
 
 
 MOST_CHOICES = 1024
@@ -31,7 +33,7 @@ class JsonSchema(Open):
 
     @model_validator(mode="after")
     def _compiles(self) -> JsonSchema:
-        _check("schema", self.grammar())
+        _check("schema", self.grammar(), self.schema_)
         return self
 
     def grammar(self) -> str:
@@ -71,7 +73,7 @@ class TextFormat(Open):
     def _compiles(self) -> TextFormat:
         if self.type == "json_schema" and self.schema_ is None:
             raise wrong_field("schema", "is missing: give a JSON schema")
-        _check("schema", self.grammar())
+        _check("schema", self.grammar(), self.schema_)
         return self
 
     def grammar(self) -> str | None:
@@ -108,7 +110,7 @@ class StructuredOutputs(Closed):
             grammar = self.as_grammar()
         except ValueError as error:  # no JSON, or no grammar
             raise wrong_field(given[0], told_of(str(error))) from error
-        _check(given[0], grammar)
+        _check(given[0], grammar, None if self.json_ is None else json_schema_of(self.json_))
         return self
 
     def _given(self) -> list[str]:
@@ -160,14 +162,25 @@ def _of_schema(schema: Any, options: dict[str, Any] | None = None) -> str:
     return LLMatcher.grammar_from_json_schema(schema, defaults=options)  # type: ignore[arg-type]
 
 
-def _check(field: str, grammar: str | None) -> None:
-    """Raises what is wrong with the field of an object that the grammar was made of."""
+def json_schema_of(given: Any) -> Any:
+    """A schema, or its JSON, as a schema."""
+    return json.loads(given) if isinstance(given, str) else given
+
+
+def _check(field: str, grammar: str | None, schema: Any = None) -> None:
+    """Raises what is wrong with the field of an object that the grammar was made of, and where in a schema."""
     from llguidance import LLMatcher
 
     if grammar is not None:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
         if is_error:
-            raise wrong_field(field, told_of(messages[0]))
+            raise wrong_field(f"{field}{told_place(schema, messages[0])}", told_of(messages[0]))
+
+
+def told_place(schema: Any, reason: str) -> str:
+    """The place in a schema that an error is said of, to be put behind the schema's; empty for the whole."""
+    place = place_of(place_in_schema(schema, reason))
+    return f".{place}" if place else ""
 
 
 def told_of(reason: str) -> str:
