@@ -70,13 +70,6 @@ class Device:
         return self.free_at
 
 
-class Seen(set):
-    """Prefill sizes that have come before: all. (A size is captured the second time; the first runs on the CPU.)"""
-
-    def __contains__(self, size: object) -> bool:
-        return True
-
-
 class Report:
     """The report of a prefill step, which can be read when the step has ended."""
 
@@ -174,7 +167,7 @@ def main() -> None:
             stack.callback(manager.stop, hard_stop=True)
             manager.start()
             put_load(manager, [[5, 6, 7]], 2, 1, time.perf_counter() + 600)  # takes memory for K/V and features
-            manager.engine.device_steps.prompts._seen = Seen()
+            manager.engine.device_steps.prompts.captures_at_once = True
         for concurrency in options.concurrency:
             own = prompts[: max(2 * concurrency, 4)]
             rounds: list[dict[str, dict[str, float]]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -136,8 +137,9 @@ class SpeculativeBatchingManager(AddsRequests, HasThread, ReadsResults):
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
+        manager = weakref.proxy(self)  # no reference cycle: K/V must be freed with the manager
         self._warm_up = WarmUp(
-            self.engine, lambda *kind: self._dummy_requests(*kind), lambda: self._loop.may_go_on, at_once
+            self.engine, lambda *kind: manager._dummy_requests(*kind), lambda: manager._loop.may_go_on, at_once
         )
         self._loop.prepare, self._loop.use_spare_time = self._warm_up.run, self._warm_up.use_spare_time
 

@@ -48,6 +48,9 @@ class WarmUp:
     ):
         self._engine, self._new_requests, self._goes_on, self._at_once = engine, new_requests, goes_on, at_once
         self._left: list[Ahead] = []
+        self._plan: list[Ahead] = []
+        """All graphs that are planned, also those that have been captured."""
+        self._num_drops = engine.device_steps.num_drops
         self._spent, self._began = 0.0, time.perf_counter()
         """Seconds that captures beside open requests have taken, since when."""
 
@@ -71,6 +74,7 @@ class WarmUp:
                 steps.rely_on_larger()
                 first, later = list(plan.first()), list(plan.later())
                 self._left = _distinct([*first, *later])
+                self._plan, self._num_drops = list(self._left), steps.num_drops
                 most_left = 0 if self._at_once else len(self._left) - len(_distinct(first))
                 while len(self._left) > most_left and steps.works:
                     if not self._goes_on():
@@ -170,6 +174,8 @@ class WarmUp:
             return None
         if engine.scheduler.has_work and not self._may_wait:
             return None
+        if self._num_drops != steps.num_drops:  # weights have moved, or there are other adapters
+            self._left, self._num_drops = list(self._plan), steps.num_drops
         wanted = next(self._wanted(), None)
         if wanted is not None:
             return wanted
@@ -189,14 +195,16 @@ class WarmUp:
         return spent <= SHARE_OF_TIME * (time.perf_counter() - self._began)
 
     def _wanted(self) -> Iterator[Ahead]:
-        """What requests had to do without, and have wanted often."""
+        """What requests had to do without, have wanted often, and can have."""
         steps, autos = self._engine.device_steps, self._engine.choices.autos
         for number, key in steps.stored.wanted:
             if number < PATIENCE:
                 break
             if key.kind.tree is None or key.kind in steps.draft_requests:
                 is_timed = autos.has_times(key)
-                yield StepAhead(key, steps.draft_requests.get(key.kind), key.size.rows, is_timed)
+                ahead = StepAhead(key, steps.draft_requests.get(key.kind), key.size.rows, is_timed)
+                if not ahead.is_there(steps):  # as one that was wanted before its compilation failed
+                    yield ahead
         for number, prompts in steps.prompts.wanted:
             if number >= PROMPTS_THAT_WAIT:
                 yield PromptsAhead(prompts)

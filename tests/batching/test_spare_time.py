@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from support.sampling import TREE, VOCAB, a_head, the_target
 
 from hf_specdec import NgramDraft, TokenTree, graphs
 from hf_specdec.batching import SpeculativeBatchingManager, warming_up
+from hf_specdec.engine.captured import prompts as captured_prompts
 from hf_specdec.engine.captured import stored
 from hf_specdec.engine.captured.ahead import PromptsAhead, StepAhead
 from hf_specdec.engine.captured.step import InFlightStep
@@ -251,3 +254,56 @@ def test_what_comes_in_the_midst_of_a_capture(how: str, monkeypatch: pytest.Monk
             output = manager.get_result(name, timeout=60)
             assert output.generated_tokens == text_alone(target, prompts[0], max_new_tokens=8)
     assert_nothing_left(manager)
+
+
+def test_graphs_of_new_weights_follow_too(stand_in: StandIn) -> None:
+    """Those that were dropped are captured again, before requests want them."""
+    target = copy.deepcopy(the_target()).float()
+    prompts = small_prompts((9, 3))
+    manager = warm_manager(target, a_head(None).float(), most=2)
+    with manager:
+        wait_until(lambda: manager.is_warm and manager.state.num_graphs_left == 0)
+        steps = manager.engine.device_steps
+        before = set(steps.stored), set(steps.prompts._steps)
+        with manager.pause():
+            weight = target.model.layers[0].mlp.up_proj.weight
+            weight.data = 1.01 * weight.data
+        wait_until(lambda: steps.num_drops == 2 and (set(steps.stored), set(steps.prompts._steps)) == before)
+        expected = [text_alone(target, prompt, max_new_tokens=12) for prompt in prompts]
+        captures = stand_in.captures
+        assert run_load(manager, prompts, max_new_tokens=12) == expected
+        assert stand_in.captures == captures
+    assert_nothing_left(manager)
+
+
+def test_captures_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more is wanted than is kept, what was dropped is wanted again only when it has come often once more."""
+    monkeypatch.setattr(captured_prompts, "MOST_PROMPT_STEPS", 1)
+    monkeypatch.setattr(stored, "MOST_STEPS", 1)
+    steps: Any = stored.CapturedSteps()
+    prompts: Any = captured_prompts.DevicePrompts(steps, None, None)  # type: ignore[arg-type]  # it only counts
+    for kept, come, keep in ((steps, steps._may_stand_in, steps.add), (prompts, prompts._count, prompts._keep)):
+        for key in ("one", "other"):
+            for _ in range(stored.PATIENCE):
+                come(key)
+        assert len(kept.wanted) == 2
+        for key in ("one", "other"):
+            keep(key, object())
+        assert kept.wanted == []
+        come("one")
+        assert kept.wanted == [(1, "one")]
+
+
+def test_a_warm_manager_is_freed_at_once() -> None:
+    """With its K/V, and not when Python looks for cycles."""
+    managers = [warm_manager(copy.deepcopy(the_target()).float(), a_head(None).float())]
+    with managers[0]:
+        wait_until(lambda: managers[0].is_warm)
+    gc.collect()
+    gc.disable()
+    try:
+        engine = weakref.ref(managers[0].engine)
+        managers.clear()
+        assert engine() is None
+    finally:
+        gc.enable()

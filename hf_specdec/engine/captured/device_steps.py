@@ -81,6 +81,8 @@ class DeviceSteps:
         self.stored = CapturedSteps()
         """The captured decoding steps."""
         self._fingerprint: Any = None
+        self.num_drops = 0
+        """How often all captured steps have been dropped because weights had moved; see `renew`."""
         self.has_failed = False
         """Whether a capture has failed, after which no step is captured."""
         self.deliver_results: Callable[[], None] = lambda: None
@@ -150,6 +152,7 @@ class DeviceSteps:
             self.compiles = False
         fingerprint = [self._target.adapters.key, *(fingerprint_of(model) for model in models)]
         if not self._ranks.on_all(fingerprint == self._fingerprint):
+            self.num_drops += 1
             self.stored.clear()
             self._read.clear()
             self.prompts.clear()

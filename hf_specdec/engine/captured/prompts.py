@@ -14,6 +14,7 @@ from .log_probabilities import best_asked
 from .processing import processing_of
 from .prompt_step import PromptReport, PromptStep
 from .staged_rows import RowValues
+from .stored import MOST_SEEN
 
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class DevicePrompts:
         if self.are_ahead:
             keys = [self._chosen(key) for key in keys]
         key = next((one for one in keys if one in self._steps), keys[0])
-        is_due = key in self._steps if self.are_ahead else self.captures_at_once or key in self._seen
-        self._seen[key._replace(size=size)] += 1
+        is_due = key in self._steps or (not self.are_ahead and (self.captures_at_once or key in self._seen))
+        self._count(key._replace(size=size))
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
             return None
         step = self._steps.pop(key, None)
@@ -110,6 +111,13 @@ class DevicePrompts:
         self._drafting.note_read(chunk.requests, ends)
         return report
 
+    def _count(self, key: PromptKey) -> None:
+        """Counts an occurrence of a key without a step of its own."""
+        if len(self._seen) > MOST_SEEN:
+            self._seen.clear()
+        if key not in self._steps:
+            self._seen[key] += 1
+
     def _chosen(self, wanted: PromptKey) -> PromptKey:
         """The captured step that is to read a chunk: its own, or the smallest with more room; itself without any."""
         size = wanted.size
@@ -131,6 +139,7 @@ class DevicePrompts:
 
     def _keep(self, key: PromptKey, step: PromptStep) -> None:
         self._steps[key] = step  # last: the most recently used
+        del self._seen[key]  # if it is dropped, it is wanted again when it has come often once more
         while len(self._steps) > MOST_PROMPT_STEPS:
             del self._steps[next(iter(self._steps))]
 

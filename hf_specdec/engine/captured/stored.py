@@ -131,8 +131,12 @@ class CapturedSteps:
         return step
 
     def add(self, key: StepKey, step: InFlightStep) -> None:
-        """Keeps a captured step. Drops the least recently used ones if there are too many."""
+        """
+        Keeps a captured step. Drops the least recently used ones if there are too many, which are wanted again when
+        they have come often once more.
+        """
         self._steps[key] = step
+        del self._seen[key]
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
 
