@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache
@@ -12,11 +12,17 @@ from transformers.cache_utils import Cache
 from .kernel import NODES_PER_WORD, KernelInputs
 
 
+if TYPE_CHECKING:
+    from ..compiling.one_row import OneRow
+
+
 class AttentionContext(Protocol):
     """What attention layers read in a forward over a tree: a `TreeContext`, or that of a captured forward."""
 
     was_used: bool
     """Whether an attention layer has read the context."""
+    one_row: OneRow | None
+    """While layers run compiled, and attend by the kernel: the rows of what they hand to attention."""
 
     @property
     def uses_kernel(self) -> bool:
@@ -88,6 +94,7 @@ class TreeContext:
     encoder_cache: Cache | None = None
     is_chain: bool = False
     was_used: bool = False
+    one_row: OneRow | None = field(default=None, init=False, repr=False)
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
 

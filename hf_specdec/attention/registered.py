@@ -46,6 +46,8 @@ def tree_attention(
         `tuple`: the attended values, `[batch, nodes, heads, head_dim]`, and the attention weights, if the function
         gives any.
     """
+    if tree_context is not None and tree_context.one_row is not None and torch.compiler.is_compiling():
+        return _attend_apart(module, query, key, value, attention_mask, tree_context, **kwargs)
     config: Any = module.config
     implementation = previous_implementation(config)
     if tree_context is None or _is_of_encoder(key, tree_context):
@@ -79,6 +81,23 @@ def tree_attention(
         return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
     function = attention_function(implementation, module)
     return function(module, query, key, value, attention_mask, **kwargs)
+
+
+@torch.compiler.disable
+def _attend_apart(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    tree_context: AttentionContext,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`tree_attention` out of a compiled layer: the kernel's inputs, which have many sizes, are not traced."""
+    one_row: Any = tree_context.one_row
+    query = one_row.by_rows(query)
+    attended, weights = tree_attention(module, query, key, value, attention_mask, tree_context, **kwargs)
+    return one_row.joined(attended), weights
 
 
 def _is_of_encoder(key: torch.Tensor, context: AttentionContext) -> bool:

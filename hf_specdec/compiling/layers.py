@@ -15,6 +15,7 @@ from ..building import building
 from ..models.structure import decoder_layers
 from .early_launch import compile_in_turn, compile_overlapping, overlaps
 from .merged_linears import merge_linears
+from .one_row import OneRow
 
 
 COMPILER = "inductor"
@@ -31,6 +32,8 @@ _LEFT_OUT = (
     "is_recording_past",
 )
 """Methods of a cache that layers call."""
+_INDEX_OF_LAYER = r".*\.layer_idx$"
+"""What torch calls the number of a layer, which must not be a constant: else every layer would be compiled anew."""
 _compiling = threading.Lock()
 """Lock held while layers run compiled, so that their `forward`s are restored before another thread replaces them."""
 
@@ -61,17 +64,20 @@ def compiled_function(function: Callable) -> Callable:
 
 
 @contextmanager
-def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
+def compiled_layers(model: PreTrainedModel, cache: Any, context: Any = None, joins: bool = False) -> Iterator[None]:
     """
     Runs the model's decoder layers compiled inside the context, in this thread only. The cache's `update` is left out
-    (a graph break), as is what layers with states call of it, so that a layer consists of a few compiled pieces, which
-    all layers share. The pieces serve any number of rows and nodes, but a size of 1 is compiled separately, and a
-    piece is recompiled where two sizes that were equal at first turn out to differ. Code between layers is not fused,
-    which costs some of the speed; hooks run as usual.
+    (a graph break), as are attention by the kernel and what layers with states call of the cache, so that a layer
+    consists of a few compiled pieces, which all layers share. The pieces serve any number of tokens, but a size of 1
+    is compiled separately. Code between layers is not fused, which costs some of the speed; hooks run as usual.
 
     Args:
         model (`PreTrainedModel`): the model; other threads run it uncompiled.
         cache (`Cache`): the cache that the model's forward is given.
+        context (`AttentionContext`, *optional*): the context that the model's forward is given.
+        joins (`bool`): whether layers whose inputs are alike see the tokens of all rows as those of one, see `OneRow`;
+            else rows and tokens vary, and pieces are recompiled where two sizes that were equal at first turn out to
+            differ. Only for a context with the kernel, and a cache without states.
 
     Raises:
         ValueError: if the model has no list of its decoder layers.
@@ -80,18 +86,20 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
         layers = list(decoder_layers(model))
     except ValueError as error:
         raise ValueError(f"{type(model).__name__} has no list of its decoder layers.") from error
+    by_kernel = context is not None and context.uses_kernel
+    one_row = OneRow(joins, has_mask=not by_kernel)
     with _compiling:
         own = [vars(layer).get("forward") for layer in layers]
         left_out = [name for name in _LEFT_OUT if hasattr(cache, name)]
         for name in left_out:
-            setattr(cache, name, torch.compiler.disable(getattr(cache, name)))
+            setattr(cache, name, _left_out(getattr(cache, name), one_row if name == "update" else None))
+        if by_kernel:
+            context.one_row = one_row
         try:
             for layer in layers:
-                layer.forward = _in_this_thread(
-                    torch.compile(layer.forward, backend=compile_graph, dynamic=True), layer.forward
-                )
-            # `layer_idx` must not be a constant: else every layer would be compiled separately.
-            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+                compiled = torch.compile(layer.forward, backend=compile_graph, dynamic=True)
+                layer.forward = _in_this_thread(functools.partial(_call, one_row, compiled), layer.forward)
+            with _any_layer():
                 yield
         finally:
             for layer, forward in zip(layers, own, strict=True):
@@ -101,6 +109,31 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
                     layer.forward = forward
             for name in left_out:
                 delattr(cache, name)
+            if by_kernel:
+                context.one_row = None
+
+
+def _call(one_row: OneRow, layer: Callable, *args: Any, **options: Any) -> Any:
+    return one_row.call(layer, args, options)
+
+
+def _left_out(method: Callable, one_row: OneRow | None) -> Callable:
+    """A method that is not compiled; one that takes keys and values, if they are to be parted by rows again."""
+    if one_row is None:
+        return torch.compiler.disable(method)
+
+    def update(keys: torch.Tensor, values: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return method(one_row.by_rows(keys), one_row.by_rows(values), *args, **options)
+
+    return torch.compiler.disable(functools.wraps(method)(update))
+
+
+def _any_layer() -> AbstractContextManager[None]:
+    """A context in which the number of a layer is not a constant of what is compiled; others of its integers are."""
+    config = torch.compiler.config
+    if not hasattr(config, "dynamic_sources"):  # torch before 2.8: none of them is, and tracing takes longer
+        return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
+    return config.patch(dynamic_sources=",".join(filter(None, [config.dynamic_sources, _INDEX_OF_LAYER])))
 
 
 def _in_this_thread(function: Callable, elsewhere: Callable) -> Callable:

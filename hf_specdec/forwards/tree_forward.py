@@ -256,14 +256,16 @@ class TreeForward:
         following: AbstractContextManager[None] = (
             running_over(self.cache) if self.cache.state_layers else nullcontext()
         )
+        adapted = self._adapted(nodes.tokens)
         if self.compiles and self.has_kernels and (context.uses_kernel or not self.takes_mask):
             if context.uses_kernel:
                 _ = context.kernel_inputs  # built before tracing, which could not store it
-            running = compiled_layers(self.model, self.cache) if self.compiles_layers else nullcontext()
+            if self.compiles_layers:
+                running = compiled_layers(self.model, self.cache, context, joins=self._joins_rows(context, adapted))
             model = self.model if self.compiles_layers else compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
-            with running, following, self.at_positions(nodes.positions), self._adapted(nodes.tokens):
+            with running, following, self.at_positions(nodes.positions), adapted:
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache
@@ -277,6 +279,11 @@ class TreeForward:
                 "`assistant_model`."
             )
         return outputs
+
+    def _joins_rows(self, context: AttentionContext, adapted: AbstractContextManager[None]) -> bool:
+        """Whether compiled layers may see all rows as one: nothing but attention by the kernel tells them apart."""
+        told_apart = self.cache.state_layers or self.encoder_cache is not None or not isinstance(adapted, nullcontext)
+        return context.uses_kernel and not told_apart
 
     def _adapted(self, tokens: torch.Tensor) -> AbstractContextManager[None]:
         """A context for a forward of these tokens, `[batch, queries]`, with the adapters of its rows."""

@@ -30,6 +30,8 @@ class StaticContext:
         context (`TreeContext`): context of the present step, over all slots.
     """
 
+    one_row: Any = None
+
     def __init__(self, context: TreeContext):
         self.was_used = False
         self.uses_kernel = context.uses_kernel

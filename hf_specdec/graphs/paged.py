@@ -291,6 +291,7 @@ class PaddedContext:
     """
 
     uses_kernel = True
+    one_row: Any = None
 
     def __init__(self, kernel_inputs: KernelInputs, num_slots: int, dtype: torch.dtype):
         self.kernel_inputs, self.was_used = kernel_inputs, False
