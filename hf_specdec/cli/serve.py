@@ -92,6 +92,9 @@ def serve(
         float | None, typer.Option(min=0.001, help="Most seconds that an answer may take. Default: any number.")
     ] = None,
     request_log: Annotated[bool, typer.Option(help="Log a line for every request.")] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Tell of each piece that is compiled and each CUDA graph, with its time.")
+    ] = False,
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
@@ -161,6 +164,7 @@ def serve(
             adapters=adapters,
             shares_prefixes=shares_prefixes,
             compile_cache=compile_cache_of(compile_cache) if compiles or device.startswith("cuda") else None,
+            tells_more=verbose,
         )
         engine = process.begin(options, _tell)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..building import building
 from ..models.structure import decoder_layers
@@ -17,6 +19,8 @@ from .early_launch import compile_in_turn, compile_overlapping, overlaps
 from .merged_linears import merge_linears
 from .one_row import OneRow
 
+
+logger = logging.get_logger(__name__)
 
 COMPILER = "inductor"
 MOST_SHAPES = 2**14
@@ -44,8 +48,18 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: An
         compiler = torch._dynamo.lookup_backend(COMPILER)
     else:
         compiler = compile_overlapping if overlaps(inputs) else compile_in_turn
+    what, began = f"a piece of {_owner_of(module)} with {len(module.graph.nodes)} operations", time.perf_counter()
     with building():
-        return compiler(merge_linears(module), inputs, **options)
+        compiled = compiler(merge_linears(module), inputs, **options)
+    logger.info(f"Compiled {what}: {time.perf_counter() - began:.2f} s after tracing.")
+    return compiled
+
+
+def _owner_of(module: torch.fx.GraphModule) -> str:
+    """Class of the innermost module whose code a traced graph begins with."""
+    stacks = (node.meta.get("nn_module_stack") for node in module.graph.nodes)
+    owners = [owner for stack in stacks if stack for _, owner in list(stack.values())[-1:]]
+    return getattr(owners[0], "__name__", str(owners[0])) if owners else "a forward"
 
 
 def any_number_of_shapes() -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ from torch._dynamo.utils import counters
 from hf_specdec import SpeculativeConfig
 from hf_specdec.compiling import layers
 from hf_specdec.compiling.layers import compiled_layers
+from hf_specdec.engine.captured.device_steps import DeviceSteps
 from hf_specdec.engine.captured.prompt_step import PromptStep
 from hf_specdec.graphs.paged import PagedGraphs
 
@@ -90,6 +91,30 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
         captures.append(stand_in.captures)
     # The first step of several requests without a tree comes with three, of which one ends before the others.
     assert counts[0] < counts[2] == counts[-1] and captures == sorted(set(captures))
+
+
+@pytest.mark.slow
+def test_warming_up_compiles_for_one_token_and_for_several(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number of rows, tree or width of a prompt compiles anything anew; a head's reading has pieces of its own."""
+    target, record, new = trained_target(), DeviceSteps.record, list[int]()
+
+    def counted(self: DeviceSteps, step: Any) -> None:
+        before = counters["stats"]["unique_graphs"]
+        record(self, step)
+        new.append(counters["stats"]["unique_graphs"] - before)
+
+    monkeypatch.setattr(DeviceSteps, "record", counted)
+    config = limits(400, max_requests_per_batch=16, max_batch_tokens=64)
+    manager = target.init_continuous_batching(
+        assistant_model=trained_head(),
+        speculative_config=SpeculativeConfig(tree=SMALL, compile=True),
+        continuous_batching_config=config,
+    )
+    manager.warmup()
+    with manager:
+        output = manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=9))
+    assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=9)
+    assert len(new) > 9 and sum(map(bool, new)) <= 3 and sum(new) <= 22
 
 
 @pytest.mark.slow

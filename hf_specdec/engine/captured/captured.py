@@ -84,6 +84,16 @@ class CapturedStep(ABC):
         self._cache = captured._cache  # has tensors that the graph reads
         self._let_models_go()
 
+    @property
+    def about(self) -> str:
+        """What the step does, and its size, for a log."""
+        size = self.rows.size
+        return f"{self._purpose} for {size.rows} rows with {size.blocks} blocks each"
+
+    @property
+    def _purpose(self) -> str:
+        return type(self).__name__
+
     def _let_models_go(self) -> None:
         """Drops what the captured function alone has run with: a graph is replayed without it, and outlives models."""
         self._target = self._models = None

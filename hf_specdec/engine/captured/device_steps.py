@@ -277,5 +277,6 @@ class DeviceSteps:
         with captured_together(self._ranks), any_number_of_shapes() if step.compiles else nullcontext():
             step.capture(RECORDERS[self._target.device.type], self._pool)
         self.num_captures += 1
+        logger.info(f"Captured {step.about}: {time.perf_counter() - start:.2f} s.")
         if not step.compiles or self.num_captures > 1:  # the first one compiles for all
             self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]

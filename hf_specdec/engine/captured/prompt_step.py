@@ -64,6 +64,10 @@ class PromptStep(CapturedStep):
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
         self._logprobs = None if best is None else CapturedLogprobs(self.rows, best, self._walks.processing)
 
+    @property
+    def _purpose(self) -> str:
+        return f"a prefill of {self.rows.size.lag - 1} tokens"
+
     def _let_models_go(self) -> None:
         super()._let_models_go()
         self._held = [self._held, None if self._head is None else self._head.without_drafter()]

@@ -119,6 +119,14 @@ class InFlightStep(CapturedStep):
     def compiles_whole(self) -> bool:  # type: ignore[override]
         return self.kind.compiles_whole
 
+    @property
+    def _purpose(self) -> str:
+        kind = self.kind
+        if kind.reads:
+            return f"a step in which a head reads {self.rows.size.lag - 1} features"
+        how = "drawn" if kind.draws else "chosen"
+        return "a step without a tree" if kind.tree is None else f"a step with {kind.tree.num_nodes} {how} nodes"
+
     def _let_models_go(self) -> None:
         super()._let_models_go()
         self.draft = self.draft.without_drafter()

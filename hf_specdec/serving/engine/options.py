@@ -31,6 +31,8 @@ class EngineOptions:
         adapters (`dict[str, str]`): Hub id or folder of each LoRA adapter that requests can choose, by name.
         shares_prefixes (`bool`): whether requests whose texts begin alike share K/V blocks.
         compile_cache (`str`, *optional*): folder in which compiled code is kept for later processes; see `KeptCode`.
+        tells_more (`bool`): whether a line on stderr tells of each piece that is compiled and each graph that is
+            captured.
     """
 
     target: str | None
@@ -48,6 +50,7 @@ class EngineOptions:
     adapters: dict[str, str] = field(default_factory=dict)
     shares_prefixes: bool = True
     compile_cache: str | None = None
+    tells_more: bool = False
 
 
 class StartError(Exception):

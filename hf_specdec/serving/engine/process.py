@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
 from ...compiling.kept import KeptCode
+from ...compiling.preparation import prepare_compiler
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
 from ..interpreter import let_steps_go_first
@@ -24,13 +26,18 @@ from .server import EngineServer
 def run(options: EngineOptions, connection: Connection) -> None:
     """Loads the models, and serves the other end of the connection until that closes."""
     tell = lambda text: connection.send(Stage(text))  # noqa: E731
+    if options.tells_more:
+        _show_information()
     kept = None if options.compile_cache is None else KeptCode(Path(options.compile_cache), options.device)
     if kept is not None:
         kept.use()
     try:
         # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
         with ThreadPoolExecutor(max_workers=1) as loader:
-            manager, tokenizer = loader.submit(load, options, tell).result()
+            loaded = loader.submit(load, options, tell)
+            if options.speculative_config.compile and options.device.startswith("cuda"):
+                prepare_compiler()  # meanwhile
+            manager, tokenizer = loaded.result()
     except StartError as error:
         connection.send(NotServed(error.option, error.reason))
         return
@@ -43,6 +50,16 @@ def run(options: EngineOptions, connection: Connection) -> None:
     connection.close()  # tells the server that no step runs
     if kept is not None:
         kept.note()  # of what has been compiled since the warm-up
+
+
+def _show_information() -> None:
+    """Shows what the library logs for information, with the seconds since the start of the process."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("engine, %(relativeCreated)d ms: %(message)s"))
+    own = logging.getLogger("hf_specdec")
+    own.addHandler(shown)
+    own.setLevel(logging.INFO)
+    own.propagate = False
 
 
 def load(
