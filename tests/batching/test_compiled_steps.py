@@ -114,7 +114,7 @@ def test_warming_up_compiles_for_one_token_and_for_several(stand_in: StandIn, mo
     with manager:
         output = manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=9))
     assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=9)
-    assert len(new) > 9 and sum(map(bool, new)) <= 3 and sum(new) <= 22
+    assert len(new) > 9 and sum(map(bool, new)) <= 3 and sum(new) <= 24
 
 
 @pytest.mark.slow
