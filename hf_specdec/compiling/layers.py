@@ -144,7 +144,7 @@ def _left_out(method: Callable, one_row: OneRow | None) -> Callable:
 
 def _any_layer() -> AbstractContextManager[None]:
     """A context in which the number of a layer is not a constant of what is compiled; others of its integers are."""
-    config = torch.compiler.config
+    config: Any = torch.compiler.config
     if not hasattr(config, "dynamic_sources"):  # torch before 2.8: none of them is, and tracing takes longer
         return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
     return config.patch(dynamic_sources=",".join(filter(None, [config.dynamic_sources, _INDEX_OF_LAYER])))

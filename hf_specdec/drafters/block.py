@@ -86,7 +86,8 @@ class BlockDrafter(FeatureDrafter):
         block = block[:, self.head.first_row :]
         self.states = (block if states is None else torch.cat([states, block], dim=1))[:, :depth]
         self.all_logits = self.logits(self.states)
-        self._level, self._carried, self._roots = 0, None, roots
+        carried: torch.Tensor | None = None
+        self._level, self._carried, self._roots = 0, carried, roots
         return self.all_logits[:, 0]
 
     def _given_roots(self) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,6 +15,8 @@ from .forward import Fused
 from .trials import are_equal, double, has_tensors, may_run
 
 
+Gating = tuple[int, str, str, bool]
+"""Groups, scaling, activation, and whether the gate comes first; see `hf_specdec_kernels.gated_rms_norm`."""
 _EPS = ("variance_epsilon", "eps")
 _SMALL = 1e-3
 """Size of numbers beside which an eps shows."""
@@ -46,11 +49,8 @@ def _scaling_of(module: nn.Module, weight: torch.Tensor, eps: str) -> str | None
     return None
 
 
-def _gating_of(module: nn.Module, weight: torch.Tensor, eps: str) -> tuple[int, str, str, bool] | None:
-    """
-    Groups, scaling, activation and order of a norm that takes a gate, too, see `hf_specdec_kernels.gated_rms_norm`;
-    None if it takes none, or computes something else.
-    """
+def _gating_of(module: nn.Module, weight: torch.Tensor, eps: str) -> Gating | None:
+    """The arithmetic of a norm that takes a gate, too; None if it takes none, or computes something else."""
     from hf_specdec_kernels.gated_rms_norm import ACTIVATIONS, SCALINGS, gated_rms_norm_naive
 
     numbers, input, gate = _trial_numbers(weight, 2)
@@ -59,7 +59,8 @@ def _gating_of(module: nn.Module, weight: torch.Tensor, eps: str) -> tuple[int, 
         return None
     named = {value for value in vars(module).values() if type(value) is int and value > 0 and size % value == 0}
     groups = sorted({1, *named, *(size // value for value in named)})
-    for way in product(groups, SCALINGS, ACTIVATIONS, (False, True)):
+    ways: Iterator[Gating] = product(groups, SCALINGS, ACTIVATIONS, (False, True))
+    for way in ways:
         if are_equal(own, gated_rms_norm_naive(input, gate, numbers, getattr(module, eps), *way)):
             return way
     return None
@@ -84,7 +85,7 @@ def _own(module: nn.Module, weight: torch.Tensor, *inputs: torch.Tensor) -> Any:
 
 def _run(
     scaling: str | None,
-    of_gate: tuple[int, str, str, bool] | None,
+    of_gate: Gating | None,
     eps: str,
     dtype: torch.dtype,
     module: Any,
@@ -101,5 +102,6 @@ def _run(
         if len(args) == 2 and of_gate is not None:
             from hf_specdec_kernels.gated_rms_norm import unchecked as gated
 
-            return gated(*args, weight, getattr(module, eps), *of_gate)
+            states, gate = args
+            return gated(states, gate, weight, getattr(module, eps), *of_gate)
     return type(module).forward(module, *args, **options)
