@@ -77,7 +77,7 @@ def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
 
 @pytest.mark.slow
 def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
-    """One and several are compiled, and trees and none; what is captured of other sizes is made of these."""
+    """What is compiled for one request runs any number of them: what is captured of other sizes is made of it."""
     target, prompts = trained_target(), ragged_prompts((9,) * 8)
     assistant = noisy_copy(target, 0.05)
     counts, captures = [], []
@@ -89,8 +89,7 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
             assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=8)
         counts.append(counters["stats"]["unique_graphs"])
         captures.append(stand_in.captures)
-    # The first step of several requests without a tree comes with three, of which one ends before the others.
-    assert counts[0] < counts[2] == counts[-1] and captures == sorted(set(captures))
+    assert set(counts) == {counts[0]} and captures == sorted(set(captures))
 
 
 @pytest.mark.slow
