@@ -7,8 +7,9 @@ What `tree="auto"` chooses against everything that it could choose (target P13):
 SmolLM2-135M-Instruct, and the head in `model_cards/` or n-grams. Contenders are "plain" (plain `generate`; on a GPU
 our captured steps without a tree, which are faster), "default" (nothing asked), "auto", and the trees of `--trees`. In
 one process, every turn runs all of them on every prompt (with several rows, on several prompts at once), each turn
-beginning with another one. All texts have the same length. The first turn, in which "auto" measures and graphs are
-captured, is reported apart.
+beginning with another one. All texts have the same length. The first turn, in which "auto" measures and most graphs
+are captured, is reported apart: of each contender the seconds of its first call, how many graphs this captured and how
+long these took, and the same of the whole turn and of later ones.
 
 Prints, for every path, draft, temperature and number of rows, tokens per second over plain of each contender: the
 first turn, the median of the later ones with its spread, and "auto" and "default" over the best contender; with one
@@ -37,6 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import hf_specdec
 from hf_specdec import SpeculativeConfig
 from hf_specdec.benchmarking.prompts import encode_turns
+from hf_specdec.graphs import RECORDERS
 from hf_specdec.loading import default_device
 from hf_specdec.smollm2 import smollm2_folder
 
@@ -60,6 +62,30 @@ Call = Callable[[list[str]], None]
 """Writes the texts of some prompts."""
 Seconds = dict[str, dict[str, list[float]]]
 """Seconds of the calls of each contender, by what was asked, one for each turn."""
+
+
+class Captures:
+    """Counts what is captured in CUDA graphs, and for how long: steps, prompts and single forwards."""
+
+    def __init__(self, device: str):
+        self.number, self.seconds = 0, 0.0
+        if device in RECORDERS:
+            self._record = RECORDERS[device]
+            RECORDERS[device] = self._recorded
+
+    def _recorded(self, *args: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._record(*args, **options)
+        finally:
+            self.number += 1
+            self.seconds += time.perf_counter() - start
+
+    def take(self) -> tuple[int, float]:
+        """Number and seconds of captures since the last call."""
+        found = self.number, self.seconds
+        self.number, self.seconds = 0, 0.0
+        return found
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -148,23 +174,46 @@ def batches_of(prompts: dict[str, str], rows: int) -> dict[str, list[str]]:
     return {f"{rows} rows": [texts[number % len(texts)] for number in range(rows)]}
 
 
-def measure(calls: dict[str, Call], batches: dict[str, list[str]], turns: int, device: str) -> Seconds:
+CaptureCounts = dict[str, list[tuple[int, float]]]
+"""Captures of each contender's calls, in order, and their seconds."""
+
+
+def measure(
+    calls: dict[str, Call],
+    batches: dict[str, list[str]],
+    turns: int,
+    device: str,
+    captures: Captures,
+    captured: CaptureCounts,
+) -> Seconds:
     found: Seconds = {contender: {name: [] for name in batches} for contender in calls}
     names = list(calls)
     for turn in range(turns + 1):
         for number, (batch, prompts) in enumerate(batches.items()):
             first = (turn + number) % len(names)
             for name in names[first:] + names[:first]:
+                captures.take()
                 found[name][batch].append(seconds_of(calls[name], prompts, turn, device))
+                captured.setdefault(name, []).append(captures.take())
     return found
 
 
-def measure_one_by_one(calls: dict[str, Call], batches: dict[str, list[str]], turns: int, device: str) -> Seconds:
+def measure_one_by_one(calls: dict[str, Call], *others: Any) -> Seconds:
     """As `measure`, one contender after the other: a model keeps the manager of the last one only."""
     found: Seconds = {}
     for name, call in calls.items():
-        found |= measure({name: call}, batches, turns, device)
+        found |= measure({name: call}, *others)
     return found
+
+
+def report_captures(found: Seconds, captured: CaptureCounts) -> None:
+    """Prints for each contender what it captured in its first call, in the first turn, and later."""
+    for name, counts in captured.items():
+        in_turn = len(found[name])
+        parts = {"first call": counts[:1], "first turn": counts[:in_turn], "later": counts[in_turn:]}
+        sums = (f"{key} {sum(n for n, _ in some)} in {sum(s for _, s in some):.2f} s" for key, some in parts.items())
+        first = next(iter(found[name].values()))[0]
+        print(f"  {name:16} first call {first:.2f} s; captures: {', '.join(sums)}", flush=True)
 
 
 def report(found: Seconds) -> dict[str, float]:
@@ -224,6 +273,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     prompts = {name: PROMPTS[name] for name in arguments.prompts}
     results: dict[str, Any] = {}
+    captures = Captures(torch.device(arguments.device).type)
     for path in arguments.paths:
         for draft in arguments.drafts:
             for temperature in arguments.temperatures:
@@ -232,12 +282,14 @@ def main() -> None:
                 for rows in arguments.rows:
                     batches = batches_of(prompts, rows)
                     measure_all = measure if path == "generate" else measure_one_by_one
-                    seconds = measure_all(calls, batches, arguments.turns, arguments.device)
+                    captured: CaptureCounts = {}
+                    seconds = measure_all(calls, batches, arguments.turns, arguments.device, captures, captured)
                     plain = min(sum(turn) for turn in zip(*seconds["plain"].values(), strict=True))
                     tokens = arguments.max_new_tokens * sum(map(len, batches.values()))
                     name = f"{path}, {draft}, temperature {temperature:g}, {rows} rows"
                     print(f"{name}: plain writes {tokens / plain:,.0f} tokens/s", flush=True)
-                    results[name] = {"over_plain": report(seconds), "seconds": seconds}
+                    results[name] = {"over_plain": report(seconds), "seconds": seconds, "captures": captured}
+                    report_captures(seconds, captured)
                     if rows == 1 and arguments.asked:
                         results[name]["bars"] = check_bars(seconds, arguments.asked[0])
                 del texts, calls

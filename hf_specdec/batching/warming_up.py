@@ -14,6 +14,7 @@ from ..engine.captured.stored import PATIENCE
 from ..engine.request import Request, RequestStatus
 from ..graphs import reason_of
 from ..trees import DynamicTree, TokenTree
+from ..trees.capture_budget import CaptureBudget
 
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Most steps that dummy requests run."""
-SHARE_OF_TIME = 0.01
-"""Share of the time for which open requests may have waited for captures."""
 PROMPTS_THAT_WAIT = 4
 """Prompt chunks without a graph of their own after which one is captured before others."""
 
@@ -51,8 +50,8 @@ class WarmUp:
         self._plan: list[Ahead] = []
         """All graphs that are planned, also those that have been captured."""
         self._num_drops = engine.device_steps.num_drops
-        self._spent, self._began = 0.0, time.perf_counter()
-        """Seconds that captures beside open requests have taken, since when."""
+        self._beside_requests, self._began = CaptureBudget(), time.perf_counter()
+        """For captures for which open requests wait: a share of the time since when."""
 
     @property
     def num_left(self) -> int:
@@ -162,7 +161,7 @@ class WarmUp:
             )
         engine.last_end = None  # the next step is no measure
         if not is_idle:
-            self._spent += time.perf_counter() - began
+            self._beside_requests.spent += time.perf_counter() - began
         if not self._left:
             engine.choices.autos.end_warm_up(are_all_timed=True)
         return True
@@ -191,8 +190,10 @@ class WarmUp:
         scheduler = self._engine.scheduler
         if scheduler.waiting or any(request.status != RequestStatus.DECODING for request in scheduler.active):
             return False
-        spent = self._spent + self._engine.device_steps.seconds_of_capture
-        return spent <= SHARE_OF_TIME * (time.perf_counter() - self._began)
+        budget = self._beside_requests
+        budget.cost = self._engine.device_steps.budget.cost
+        budget.time = time.perf_counter() - self._began
+        return budget.allows()
 
     def _wanted(self) -> Iterator[Ahead]:
         """What requests had to do without, have wanted often, and can have."""

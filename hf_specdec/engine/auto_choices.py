@@ -50,14 +50,9 @@ class AutoChoices:
     def keep_captures_for(self, rows: int) -> None:
         """
         From now on captures are kept for later calls of up to `rows` rows, whose steps all have room for as many:
-        "auto" tries all that may be worth a capture at first, and times hold for this engine's graphs alone.
+        times hold for this engine's graphs alone.
         """
         self._kept_for = rows
-
-    @property
-    def are_kept(self) -> bool:
-        """Whether captures are kept for later calls."""
-        return self._kept_for is not None
 
     def forget_texts(self) -> None:
         """Forgets acceptance statistics. Step times are kept, because they belong to the machine and not to texts."""
@@ -66,6 +61,8 @@ class AutoChoices:
 
     def forget_captures(self) -> None:
         """Forgets step times that hold for this engine's graphs, which are gone."""
+        for of_graphs in (self._with_best, self._ways):
+            of_graphs.clear()
         if self._own_times:
             self._own_times.clear()
             self._auto.clear()
@@ -151,11 +148,8 @@ class AutoChoices:
         if key not in self._ways:
             acceptance = self._acceptance_of(tree)
             with_best = self._with_best.setdefault(key, set())
-            choice = self.of(tree)
-            is_complete = isinstance(choice, CandidateChoice) and choice.times.are_complete
-            # A first call may have ended before best tokens were tried.
-            may_capture = not self._is_warm and not (is_complete and with_best)
-            self._ways[key] = CandidateWays(acceptance, with_best, may_capture)
+            self._ways[key] = CandidateWays(acceptance, with_best, was_tried=bool(with_best))
+            self._ways[key].may_capture = not self._is_warm
         return self._ways[key]
 
     def _acceptance_of(self, tree: AutoTree) -> Acceptances:

@@ -338,4 +338,5 @@ class Engine:
         if before is None or outcome.captured:
             return None
         seconds = outcome.came_at - max(before, outcome.launched_at)
+        self.device_steps.budget.time += seconds
         return self.ranks.agree_on(seconds)[0] if self.choices.are_learning else seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule
 from ..trees.candidate_choice import CandidateChoice
 from ..trees.candidate_trees import CandidateTrees
+from ..trees.candidate_ways import CandidateWays
 from ..trees.confidence import Calibration, RowOutcome
 from .auto_choices import AutoChoices
 from .request import Request
@@ -105,7 +105,7 @@ class TreeChoices:
             choice = self.autos.of(tree)
             if isinstance(choice, CandidateChoice):
                 choice.most_nodes = share
-                self._tell_of_captures(choice, requests)
+                self._tell_of_captures(choice, self.autos.ways_of(tree), requests)
         chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
         for asked in chosen:
@@ -117,12 +117,13 @@ class TreeChoices:
             return trees
         return [None if tree is None else within(tree, share) for tree in trees]
 
-    def _tell_of_captures(self, choice: CandidateChoice, requests: list[Request]) -> None:
-        if self._captures is None or self.autos.are_kept:
+    def _tell_of_captures(self, choice: CandidateChoice, ways: CandidateWays | None, requests: list[Request]) -> None:
+        if self._captures is None:
             return
         choice.ready = self._captures.ready_trees(requests)
-        is_ahead = self._captures.stored.are_ahead  # no step waits for a capture
-        choice.seconds_of_capture = math.inf if is_ahead else self._captures.seconds_of_capture
+        choice.captures = self._captures.budget
+        if ways is not None:
+            ways.captures = self._captures.budget
 
     def _chosen(
         self, tree: AutoTree, requests: list[Request], rows: list[int], longest: int

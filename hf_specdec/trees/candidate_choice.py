@@ -1,15 +1,14 @@
 """
 `tree="auto"` for captured steps of requests in flight: a choice among a few trees, each timed as a whole step.
 
-Every tree costs a capture, so that there are only a few, the same for every text. How long a step with each takes
-depends on the load, which changes while only one of the trees is in use, so that the times of the other trees grow
-old. Now and then a few steps are therefore spent on a tree, or on none, whose best time so far would make it better
-than the tree in use.
+Every tree costs a capture, so that there are only a few, the same for every text, and all but the drafter's own wait
+until a capture pays (`CaptureBudget`). How long a step with each takes depends on the load, which changes while only
+one of the trees is in use, so that the times of the other trees grow old. Now and then a few steps are therefore spent
+on a tree, or on none, whose best time so far would make it better than the tree in use.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from .auto_learning import Ratio
 from .auto_tables import AcceptanceTable
 from .candidate_learning import CandidateLearning
 from .candidate_trees import CandidateTrees, size_of
+from .capture_budget import CaptureBudget
 from .choice import Evidence, TreeChoice
 from .confidence import RowOutcome
 from .draft_tree import DraftTree
@@ -37,8 +37,7 @@ class CandidateChoice(TreeChoice):
         times (`WholeTimes`): measured times of whole steps on this machine, updated by every step.
         limits (`AutoTree`): largest size of a tree.
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
-        tries_all (`bool`): whether all trees that may be worth a capture are tried before any is planned, and no
-            other one ever, as where captures are kept for later calls, which must not wait for any; see `Trials`.
+        is_of_calls (`bool`): whether the choice is of one call of `generate`, in which all rows begin together.
         advantages (`dict[DynamicTree, Ratio]`): what is known of dynamic trees, from all calls.
     """
 
@@ -54,8 +53,6 @@ class CandidateChoice(TreeChoice):
     Factor by which a tree must promise more tokens per second than no tree. Load slows steps with trees by more than
     plain ones, which are not timed meanwhile, so that a tree with a small advantage may well lose.
     """
-    ROUNDS = 3
-    """Most rounds of trial steps; a round is repeated if untimed (captures, or steps with other requests' trees)."""
     BUDGET, BUDGET_OF_CALLS = 0.01, 0.005
     """Largest share of step time that exploration may cost: in flight, and in calls, which begin with trials."""
     MEMORY = 1024
@@ -75,25 +72,19 @@ class CandidateChoice(TreeChoice):
         times: WholeTimes,
         limits: AutoTree,
         acceptance: AcceptanceTable,
-        tries_all: bool = False,
+        is_of_calls: bool = False,
         advantages: dict[DynamicTree, Ratio] | None = None,
     ):
         super().__init__(None)
         self.times, self.candidates = times, CandidateTrees(limits, times).trees
         self.learning = CandidateLearning(acceptance, {} if advantages is None else advantages)
         self._small = TokenTree.chain(min(2, limits.max_depth))
-        static = [tree for tree in self.candidates if isinstance(tree, TokenTree)] or [self._small]
-        middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
-        # Without known times, every kind of step is tried twice, because the first one includes warming up.
-        self._trials: tuple[Tree | None, ...] = (None, self._small, None, self._small, middling, middling)
-        self._all: Trials | None = None
-        if tries_all:
-            self._all = Trials(self.candidates, self._small, times, CandidateTrees.drafts_within(limits))
-        self._to_try: list[Tree | None] = [] if times.are_known or tries_all else list(self._trials)
+        self._trials = Trials(limits.first, times)
+        self._budget_of_trials = self.BUDGET_OF_CALLS if is_of_calls else self.BUDGET
+        self._to_try: list[Tree | None] = []
         self._planned: Tree | None = None
         # A call that begins without trees tries one at once, where no features wait for a head.
-        self._step, self._without = 0, self.PROBE if tries_all else 0
-        self._rounds = 1
+        self._step, self._without = 0, self.PROBE if is_of_calls else 0
         self._look_at, self._slow_look_at = self.LOOK, 0
         self._looks: dict[Tree | None, int] = {}
         self._next_look: dict[Tree | None, int] = {}
@@ -105,11 +96,12 @@ class CandidateChoice(TreeChoice):
         """Most draft tokens per row of the next step; None for no limit."""
         self.ready: frozenset[Any] | None = None
         """Trees (None: no tree) for which the next step captures nothing; None if captures do not matter."""
-        self.seconds_of_capture = 0.0
-        """Seconds that a capture takes; infinite where steps wait for none, since trees are captured ahead."""
+        self.captures = CaptureBudget()
+        """Says which captures pay."""
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> Tree | None:
         self.tree = self._chosen()
+        self._pay_for_capture(self.tree)
         self.explores = self.tree != self._planned
         return self.tree
 
@@ -128,33 +120,30 @@ class CandidateChoice(TreeChoice):
     @property
     def _may_explore(self) -> bool:
         """Whether the next step may be an exploration, so that `begin_step` must be asked."""
-        if self._to_try or not self.times.has(None) or self._tries_again or (self._all and not self._all.are_over):
+        if self._to_try or not self.times.has(None) or self._due:
             return True
         step, is_slow = self._step + 1, self.times.slowed > self.SLOWED
         is_due = step >= self._look_at or (is_slow and step >= self._slow_look_at) or self._without + 1 >= self.PROBE
         return is_due and not self._is_over_budget
 
     @property
-    def _tries_again(self) -> bool:
-        """Whether there is another round of trial steps, because not all of the earlier ones were timed."""
-        return self._all is None and not self.times.are_known and self._rounds < self.ROUNDS
+    def _due(self) -> list[Tree | None]:
+        """Kinds of steps to time next."""
+        due = self._trials.due(self._allowed, self.learning.acceptance.num_drafts)
+        return [tree for tree in due if self._may_try(tree)]
 
     @property
     def _is_over_budget(self) -> bool:
         """Whether exploration has cost so much that there must be none for now."""
-        budget = self.BUDGET if self._all is None else self.BUDGET_OF_CALLS
-        return self.times.lost > budget * self.times.spent
+        return self.times.lost > self._budget_of_trials * self.times.spent
 
     def _chosen(self) -> Tree | None:
         """The tree of this step: the planned one, or one to explore."""
-        if not self._to_try and self._all is not None:
-            self._to_try = self._all.take()
-        elif not self._to_try and self._tries_again:
-            self._rounds += 1
-            self._to_try = list(self._trials)
+        if not self._to_try:
+            self._to_try = [tree for first in self._due[:1] for tree in self._trials.take(first)]
         while self._to_try:
             tree = self._to_try.pop(0)
-            if self._may_take(tree) or (not self._ready_trees and self.seconds_of_capture < math.inf):
+            if self._may_try(tree):
                 return tree
         if self._planned not in (None, *self._allowed):
             self._planned = None
@@ -203,14 +192,26 @@ class CandidateChoice(TreeChoice):
         return [tree for tree in self._allowed if self.ready is None or tree in self.ready]
 
     def _may_take(self, tree: Tree | None) -> bool:
+        """Whether the step may have this tree: it captures nothing, or must capture something anyway, or that pays."""
+        return not self.ready or tree in self.ready or self.captures.allows(self.times.owed.get(tree, 0.0))
+
+    def _may_try(self, tree: Tree | None) -> bool:
         """
-        Whether the step may have this tree: it captures nothing, or must capture something anyway, or steps have lost,
-        for want of this tree, what a capture takes. (So captures and their absence together never cost more than twice
-        what the best choice in hindsight would.)
+        Whether the step may have this tree so that it is timed. A tree to compare with none need not pay for a
+        capture, nor the other way round.
         """
-        if not self.ready or tree in self.ready:
-            return True
-        return self.times.owed.get(tree, 0.0) > self.seconds_of_capture
+        if self._may_take(tree) or self.captures.is_closed:
+            return self._may_take(tree)
+        return not self._ready_trees if tree is not None else not self.times.has(None)
+
+    def _pay_for_capture(self, tree: Tree | None) -> None:
+        """Takes note of a capture that the step does not need."""
+        if self.ready and tree not in self.ready and (tree is not None or self.times.has(None)):
+            owed = self.times.owed.get(tree, 0.0)
+            if owed > self.captures.cost:
+                self.times.owed[tree] = 0.0
+            else:
+                self.captures.charge()
 
     def _count_step(self) -> None:
         self._step += 1
@@ -266,7 +267,7 @@ class CandidateChoice(TreeChoice):
         The best plan now, among trees that were timed or have at most `times.reach` nodes; with `captures` also among
         those that may not be captured.
         """
-        reach = -1 if self._all is not None else self.times.reach
+        reach = self.times.reach
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= reach]
         able = [tree for tree in (None, *trees) if captures or self._may_take(tree)] or [None]
         plans = (Plan(tree, rate) for tree, rate in self.rates(able).items())

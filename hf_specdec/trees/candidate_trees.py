@@ -13,8 +13,8 @@ class CandidateTrees:
     """
     The trees to choose among: the likeliest paths of some depth, for drafts with peaked, average and flat
     distributions. For texts and machines of any kind one of them is nearly as fast as the best static tree of all.
-    A drafter's own dynamic tree is among them, and a larger one: each row has other nodes there, which is worth most
-    where rows share a step.
+    A drafter's own tree is among them, and if that is dynamic a larger one: each row has other nodes there, which is
+    worth most where rows share a step.
 
     Args:
         limits (`AutoTree`): largest size of a tree.
@@ -36,9 +36,13 @@ class CandidateTrees:
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
         left_out = self.DEEP if found else ()
-        for table, (_, sizes) in zip(self.drafts_within(limits), self.DRAFTS, strict=True):
+        if isinstance(limits.first, TokenTree) and limits.first.num_nodes <= min(limits.max_nodes, self.MOST_NODES):
+            found[limits.first] = None
+        most_children, most_depth = limits.max_children, limits.max_depth
+        for chances, sizes in self.DRAFTS:
+            table = [list(chances[:most_children])] * most_depth
             for nodes, levels in (size for size in sizes if size not in left_out):
-                likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
+                likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, most_depth))
                 found[TokenTree([path for _, path in likeliest])] = None
         trees = list(found)
         if times is not None and times.are_complete:
@@ -57,11 +61,6 @@ class CandidateTrees:
         if num_nodes <= first.num_nodes:
             return [first]
         return [first, DynamicTree(depth=depth, top_k=top_k, num_nodes=num_nodes)]
-
-    @classmethod
-    def drafts_within(cls, limits: AutoTree) -> list[list[list[float]]]:
-        """Acceptance probabilities `[depth][rank]` of the drafts for which trees are built."""
-        return [[list(chances[: limits.max_children])] * limits.max_depth for chances, _ in cls.DRAFTS]
 
 
 def size_of(tree: Tree) -> tuple[int, int]:

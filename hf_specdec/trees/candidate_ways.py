@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .auto_learning import Acceptances
 from .auto_tables import AcceptanceTable, expected_of
+from .capture_budget import CaptureBudget
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
@@ -17,7 +18,7 @@ class CandidateWays:
         acceptance (`Acceptances`): acceptance of both, which is learnt anew in every call.
         with_best (`set`): trees whose steps with best tokens were run, and so captured; kept for later
             calls.
-        may_capture (`bool`): whether trees may be taken that have no graph with best tokens yet.
+        was_tried (`bool`): whether an earlier call has tried best tokens, so that this one need not at its beginning.
     """
 
     GAIN = 1.03
@@ -28,13 +29,16 @@ class CandidateWays:
     REPLAN = 8
     """Steps from one comparison to the next."""
 
-    def __init__(self, acceptance: Acceptances, with_best: set[TokenTree | DynamicTree], may_capture: bool = True):
+    def __init__(self, acceptance: Acceptances, with_best: set[TokenTree | DynamicTree], was_tried: bool = False):
         self._tables = acceptance.of(None, False), acceptance.of(None, True)
         self._with_best, self._plans_best = with_best, False
-        self._step, self._trial_at, self._left = 0, self.AT_FIRST, 0
+        self._step, self._trial_at, self._left = 0, self.EVERY // 2 if was_tried else self.AT_FIRST, 0
         self._has_tried_best = False
         """Whether the call has tried best tokens: what is assumed of them before says nothing beside drawn ones."""
-        self._may_capture = may_capture
+        self.captures: CaptureBudget | None = None
+        """Says whether trees may be taken that have no graph with best tokens yet; None: they may."""
+        self.may_capture = True
+        """Whether captures are for steps at all; not after a warm-up."""
         self.takes_best = False
         """Whether the present step takes best tokens."""
 
@@ -60,6 +64,8 @@ class CandidateWays:
         self._left -= is_trial
         self.takes_best = self._plans_best != is_trial and self._may_take(tree, True)
         if self.takes_best:
+            if tree not in self._with_best and self.captures is not None:
+                self.captures.charge()
             self._with_best.add(tree)
             self._has_tried_best |= self._left == 0
 
@@ -87,4 +93,6 @@ class CandidateWays:
     def _may_take(self, tree: TokenTree | DynamicTree, best: bool) -> bool:
         # The first tree is captured to compare both; others once best tokens are known to give more.
         is_wanted = self._plans_best or not self._with_best
-        return not best or tree in self._with_best or (self._may_capture and is_wanted)
+        if not best or tree in self._with_best:
+            return True
+        return self.may_capture and is_wanted and (self.captures is None or self.captures.allows())

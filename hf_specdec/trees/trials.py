@@ -1,108 +1,64 @@
-"""Trials of trees that may be worth a capture, in the first steps of an engine: afterwards nothing is captured."""
+"""Trials of kinds of steps that have not been timed enough: at first no tree, and the drafter's own."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from .auto_tables import expected_of
-from .dynamic import DynamicTree
-from .token_tree import TokenTree
 from .whole_times import Tree, WholeTimes
 
 
 class Trials:
     """
-    Says which kinds of steps are yet to be timed: steps without a tree, with a few trees of different shapes, a
-    dynamic one among them, and then with all that may be the best for some draft, by times estimated from the others.
-    So the trees that are captured depend on the machine, and not on the text that comes first.
+    Says which kinds of steps are yet to be timed: steps without a tree, with the tree to begin with, and with any
+    other one that has a first time. (Steps without a tree come first: behind others a head would have to read more
+    features than fit into a step with a tree, which takes a graph of its own.)
 
     Args:
-        trees (`Sequence`): the trees to choose from.
-        small (`TokenTree`): the tree of probes, which is always timed.
-        times (`WholeTimes`): what was timed; complete once nothing is left to try.
-        drafts (`Sequence`): acceptance tables `[depth][rank]` of the drafts that there may be.
+        first (`TokenTree` or `DynamicTree`, *optional*): the tree to begin with.
+        times (`WholeTimes`): what was timed.
     """
 
     ENOUGH = 3
     """Timed steps of a kind that are enough."""
     MOST_STEPS = 9
-    """Most steps of a kind in a call. (The first one of a call and the one of a capture are not timed.)"""
-    MARGIN = 0.95
-    """Share of the best timed rate that an estimated one must reach."""
-    FEW_NODES = 12
-    """Most nodes of the trees that are timed first."""
+    """Most steps of a kind. (The first one of a call and the one of a capture are not timed.)"""
+    FEW_DRAFTS, MOST_OF_FIRST = 12, 16
+    """
+    Drafts that are too few to judge the first tree of the first call, and most steps with it: on bad luck of a few
+    rows the text would go on without a tree, while features pile up that a head must read before it drafts again.
+    """
+    USUAL_NODES = 8
+    """Nodes of the tree to begin with, where there is no first one, or it is too large."""
 
-    def __init__(
-        self,
-        trees: Sequence[Tree],
-        small: TokenTree,
-        times: WholeTimes,
-        drafts: Sequence[list[list[float]]],
-    ):
-        self._trees, self._times, self._drafts = trees, times, drafts
-        static = [tree for tree in trees if isinstance(tree, TokenTree)]
-        dynamic = [tree for tree in trees if isinstance(tree, DynamicTree)][:1]
-        few = [tree for tree in static if tree.num_nodes <= self.FEW_NODES] or [small]
-        deep = max(few, key=lambda tree: (tree.depth, -tree.num_nodes))
-        wide = max(few, key=lambda tree: (tree.num_nodes / tree.depth, tree.num_nodes))
-        self._first = list(dict.fromkeys((None, small, deep, wide, *dynamic)))
+    def __init__(self, first: Tree | None, times: WholeTimes):
+        self._first, self._times = first, times
         self._steps: Counter[Tree | None] = Counter()
 
-    @property
-    def are_over(self) -> bool:
-        """Whether nothing is left to try, in this call or at all."""
-        return not self._next()
+    def begins_with(self, allowed: Sequence[Tree]) -> list[Tree | None]:
+        """The kinds of steps to begin with, among trees that are allowed."""
+        if self._first is not None and self._first in allowed:
+            return [None, self._first]
+        usual = sorted(allowed, key=lambda tree: (abs(tree.num_nodes - self.USUAL_NODES), tree.depth))
+        return [None, *usual[:1]]
 
-    def take(self) -> list[Tree | None]:
-        """The next steps, all of a kind, so that they are launched ahead as later ones are; none if all is tried."""
-        found = self._next()
-        for tree in found:
-            found = [tree] * (self.ENOUGH + 1 - self._times.count(tree))
+    def due(self, allowed: Sequence[Tree], num_drafts: float) -> list[Tree | None]:
+        """Kinds of steps that are yet to be timed, where the call has drafted as often as `num_drafts` says."""
+        if self._times.are_complete:
+            return []
+        begin = self.begins_with(allowed)
+        kinds = dict.fromkeys([*begin, *filter(self._times.has, allowed)])
+        return [tree for tree in kinds if self._is_due(tree) or (tree in begin[1:] and self._is_new(tree, num_drafts))]
+
+    def take(self, tree: Tree | None) -> list[Tree | None]:
+        """The next steps, all with one tree (None: none), so that they are launched ahead as later ones are."""
+        known = self._times.count(tree) % self.ENOUGH
+        found = [tree] * (self.ENOUGH + 1 - known)
         self._steps.update(found)
         return found
 
-    def _next(self) -> list[Tree | None]:
-        if self._times.are_complete:
-            return []
-        begun = [tree for tree in self._trees if self._times.has(tree)]
-        for tree in (*self._first, *begun):
-            if self._may_step(tree):
-                return [tree]
-        if not all(map(self._times.has, self._first)):
-            return []  # the next call may time them
-        seconds_of = self._estimate([tree for tree in begun if isinstance(tree, TokenTree)])
-        for tree in self._trees:
-            if tree not in begun and self._may_step(tree) and self._is_promising(tree, seconds_of(tree), begun):
-                return [tree]
-        if not any(tree not in begun and self._steps[tree] for tree in self._trees):
-            self._times.are_complete = True
-            self._times.spent = self._times.lost = 0.0
-        return []
-
-    def _may_step(self, tree: Tree | None) -> bool:
+    def _is_due(self, tree: Tree | None) -> bool:
         return self._times.count(tree) < self.ENOUGH and self._steps[tree] < self.MOST_STEPS
 
-    def _is_promising(self, tree: Tree, seconds: float, others: list[Tree]) -> bool:
-        for chances in self._drafts:
-            rates = [expected_of(one, chances) / self._times.of(one) for one in others]
-            best = max(1.0 / self._times.of(None), *rates)
-            if expected_of(tree, chances) / seconds > self.MARGIN * best:
-                return True
-        return False
-
-    def _estimate(self, timed: list[Tree]) -> Callable[[Tree], float]:
-        """Seconds of a step with any tree: what it adds to a plain one once, for every level and for every node."""
-        plain, used = self._times.of(None), [0, 1, 2]
-        added = np.array([self._times.of(tree) - plain for tree in timed])
-        shapes = np.array([[1.0, tree.depth, tree.num_nodes] for tree in timed])
-        found = np.zeros(3)
-        while used:
-            found[:] = 0.0
-            found[used] = np.linalg.lstsq(shapes[:, used], added, rcond=None)[0]
-            if found.min() >= 0.0:
-                break
-            used.remove(int(found.argmin()))
-        return lambda tree: plain + float(found @ (1.0, tree.depth, tree.num_nodes))
+    def _is_new(self, tree: Tree | None, num_drafts: float) -> bool:
+        return num_drafts < self.FEW_DRAFTS and 0 < self._steps[tree] < self.MOST_OF_FIRST

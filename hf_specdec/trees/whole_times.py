@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+import numpy as np
+
 from .dynamic import DynamicTree
-from .step_times import StepTimes, TimeTable
+from .step_times import TimeTable
 from .token_tree import TokenTree
 
 
 Tree = TokenTree | DynamicTree
-FEW_NODES = 4
-"""Number of draft nodes that the target verifies in about the time of the root alone."""
 
 
 class WholeTimes:
@@ -30,6 +30,8 @@ class WholeTimes:
     """Age in steps beyond which a tree's recent times are old: the next time replaces them."""
     HALF_LIFE = 1024
     """Steps in which a tree's recent times lose half their weight."""
+    REACH = 3
+    """Times the nodes of the largest timed tree that an untimed one may have."""
 
     def __init__(self) -> None:
         self.are_of_whole_steps = False
@@ -56,20 +58,17 @@ class WholeTimes:
         self._of_all: deque[float] = deque(maxlen=31)
         self._of_all_then: float | None = None
         self._best: dict[Tree | None, float] = {}
-        self._likely = StepTimes(TimeTable(TimeTable.RECENT), TimeTable(TimeTable.RECENT))
+        self._parts: tuple[int, np.ndarray] = (-1, np.zeros(3))
 
     @property
     def are_known(self) -> bool:
-        """
-        Whether steps both with and without a tree were timed; with one kind alone, the other's time would be
-        extrapolated from it.
-        """
-        return self._likely.are_known
+        """Whether steps both with and without a tree were timed."""
+        return None in self._first and len(self._first) > 1
 
     @property
     def reach(self) -> int:
-        """Largest number of nodes for which the time of an untimed tree is estimated."""
-        return max(3 * self._likely.rest.largest, 4)
+        """Largest number of nodes for which the time of an untimed tree is estimated; 0 if no tree was timed."""
+        return self.REACH * max((tree.num_nodes for tree in self._first if tree is not None), default=0)
 
     def has(self, tree: Tree | None) -> bool:
         """Whether any step with `tree` (None: without a tree) was timed."""
@@ -101,12 +100,11 @@ class WholeTimes:
         if tree is None:
             self._of_all_then = statistics.median(self._of_all)
         self._best[tree] = min(self._best.get(tree, seconds), seconds)
-        self._learn_what_is_likely(tree, seconds)
 
     def of(self, tree: Tree | None) -> float:
         """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
         if tree not in self._first:
-            return self._likely.of(tree)
+            return self._estimated(tree)
         own, of_all = statistics.median(factor for _, factor in self._recent[tree]), statistics.median(self._of_all)
         age = self.steps - self._recent[tree][-1][0]
         weight = len(self._recent[tree]) * 0.5 ** (age / self.HALF_LIFE)
@@ -126,22 +124,29 @@ class WholeTimes:
         """Factor by which all steps have slowed since a step without a tree was timed last."""
         return 1.0 if self._of_all_then is None else statistics.median(self._of_all) / self._of_all_then
 
-    def _learn_what_is_likely(self, tree: Tree | None, seconds: float) -> None:
+    def _estimated(self, tree: Tree | None) -> float:
         """
-        Splits the seconds of a step into drafting and the rest, for estimates of untimed trees. Up to `FEW_NODES`
-        nodes, drafting is the excess over a step without a tree; with more nodes, drafting is what is known for the
-        depth, and the remainder is the rest of the step.
+        Seconds of an untimed step. A tree adds something to a plain step once, for every level and for every node:
+        each a third of what the only timed tree adds.
         """
-        propose, rest = self._likely.propose, self._likely.rest
-        if tree is None:
-            propose.add(0, 0.0)
-            rest.add(0, seconds)
-        elif isinstance(tree, DynamicTree):
-            return  # which takes other kernels to grow, and is always timed
-        elif tree.num_nodes <= FEW_NODES and rest.has(0):
-            checking = rest.up_to(tree.num_nodes)[-1]
-            propose.add(tree.depth, max(seconds - checking, 0.0))
-            rest.add(tree.num_nodes, checking)
-        else:
-            drafting = propose.up_to(tree.depth)[-1] if propose.has(0) else 0.0
-            rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
+        known = [one for one in self._first if one is not None]
+        if tree is None or None not in self._first or not known:
+            return min((self.of(one) for one in self._first), default=0.0)
+        shapes = np.array([[1.0, one.depth, one.num_nodes] for one in known])
+        largest = shapes.max(axis=0)
+        if self._parts[0] != self.steps:
+            plain = self.of(None)
+            self._parts = self.steps, _least_parts(shapes / largest, np.array([self.of(one) - plain for one in known]))
+        return self.of(None) + float(self._parts[1] @ ((1.0, tree.depth, tree.num_nodes) / largest))
+
+
+def _least_parts(shapes: np.ndarray, added: np.ndarray) -> np.ndarray:
+    """Parts `[3]`, none negative, whose sums by `shapes` (`[trees, 3]`) come nearest to `added` (`[trees]`)."""
+    used, found = [0, 1, 2], np.zeros(3)
+    while used:
+        found[:] = 0.0
+        found[used] = np.linalg.lstsq(shapes[:, used], added, rcond=None)[0]
+        if found.min() >= 0.0:
+            break
+        used.remove(int(found.argmin()))
+    return found if used else np.zeros(3)

@@ -14,6 +14,7 @@ from hf_specdec.trees.auto_tables import AcceptanceTable, expected_length, likel
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_trees import CandidateTrees
 from hf_specdec.trees.token_tree import TokenTree
+from hf_specdec.trees.trials import Trials
 from hf_specdec.trees.whole_times import WholeTimes
 
 
@@ -246,13 +247,28 @@ def test_few_nodes_are_left() -> None:
     assert all(tree is None or tree.num_nodes <= 3 for tree in (choice.begin_step(9) for _ in range(300)))
 
 
+def test_times_of_other_trees_are_estimated_from_one() -> None:
+    """A third of what it adds for the tree, for its levels and for its nodes; from several by least squares."""
+    times, seconds = WholeTimes(), machine(0.05, 0.3)
+    small, other = TokenTree.chain(2), TokenTree.from_branching((4, 2, 1))
+    assert times.reach == 0
+    times.add(None, 1.0)
+    times.add(small, seconds(small))
+    assert times.reach == times.REACH * 2
+    assert times.of(TokenTree.chain(4)) == pytest.approx(1.0 + (seconds(small) - 1.0) * (1 + 2 + 2) / 3)
+    for tree in (other, TokenTree.chain(5)):
+        times.add(tree, seconds(tree))
+    tree = TokenTree.from_branching((2, 2, 2))
+    assert times.of(tree) == pytest.approx(seconds(tree), rel=0.05)
+
+
 def test_steps_that_nobody_times_are_tried_a_few_times_and_no_more() -> None:
     choice = choice_with(WholeTimes())
     taken = []
     for _ in range(100):
         taken.append(choice.begin_step(100))
         choice.end_whole_step(taken[-1], [] if taken[-1] is None else [[]], None)
-    assert sum(tree is not None for tree in taken) <= 4 * CandidateChoice.ROUNDS
+    assert sum(tree is not None for tree in taken) < Trials.MOST_STEPS + Trials.ENOUGH + 1
     assert not any(taken[50:])
 
 

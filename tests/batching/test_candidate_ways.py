@@ -21,6 +21,7 @@ from hf_specdec.trees import AutoTree
 from hf_specdec.trees.auto_learning import Acceptances
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_ways import CandidateWays
+from hf_specdec.trees.capture_budget import CaptureBudget
 
 
 TREE = TokenTree.parse("[(0,), (1,), (0,0)]")
@@ -28,9 +29,12 @@ OTHER = TokenTree.chain(3)
 CAUGHT = 1e-6
 
 
-def share_of_best(chance_drawn: float, chance_best: float, with_best: set[TokenTree], **options: Any) -> float:
+def share_of_best(
+    chance_drawn: float, chance_best: float, with_best: set[TokenTree], captures: CaptureBudget | None = None
+) -> float:
     """The share of best tokens in 400 steps of a chain, of which the first token is accepted with these chances."""
-    ways, generator, taken = CandidateWays(Acceptances(AutoTree()), with_best, **options), random.Random(0), []
+    ways, generator, taken = CandidateWays(Acceptances(AutoTree()), with_best), random.Random(0), []
+    ways.captures = captures
     for _ in range(400):
         ways.begin_step(OTHER)
         taken.append(ways.takes_best)
@@ -44,7 +48,10 @@ def test_what_is_accepted_more_often_is_taken() -> None:
     assert share_of_best(0.2, 0.8, with_best) > 0.8
     assert with_best == {OTHER}
     assert 0.0 < share_of_best(0.8, 0.2, with_best) < 0.1
-    assert share_of_best(0.2, 0.8, set(), may_capture=False) == 0.0
+    assert share_of_best(0.2, 0.8, set(), CaptureBudget()) == 0.0
+    long = CaptureBudget()
+    long.time = 100.0
+    assert share_of_best(0.2, 0.8, set(), long) > 0.8 and long.spent == long.cost
 
 
 def test_trees_are_captured_twice_only_where_that_pays() -> None:
@@ -59,7 +66,8 @@ def test_trees_are_captured_twice_only_where_that_pays() -> None:
 
 def test_a_step_is_repeated_until_it_may_take_others() -> None:
     for may_capture in (True, False):
-        ways = CandidateWays(Acceptances(AutoTree()), set(), may_capture)
+        ways = CandidateWays(Acceptances(AutoTree()), set())
+        ways.may_capture = may_capture
         ways.begin_step(TREE)
         repeats = sum(itertools.takewhile(bool, (ways.begin_next(TREE) for _ in range(200))))
         assert repeats == (CandidateWays.AT_FIRST - 2 if may_capture else 200) and not ways.takes_best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +18,8 @@ from support.models import noisy_copy, tiny_model
 from support.sampling import a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.engine.captured import StepRunner
 from hf_specdec.engine.captured.keys import StepKey, StepKind, StepSize
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.engine.captured.stored import CapturedSteps
 from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_trees import CandidateTrees
@@ -164,14 +163,21 @@ def test_auto_within_a_budget_and_beside_other_trees(
     assert all(tree in candidates for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
 
 
-@pytest.mark.parametrize("has_grammars", [False, True])
-def test_trees_for_which_nothing_is_captured(has_grammars: bool) -> None:
-    """A graph without grammars is none for rows with one, nor the other way round."""
-    steps, size = CapturedSteps(), StepSize(rows=1, blocks=8, depth=2, lag=1)
-    kind = StepKind(CHAIN, frozenset({Verifier.GREEDY}), has_grammars=has_grammars)
-    steps.add(StepKey(kind, size), Any)  # type: ignore[arg-type]
-    for asked in (False, True):
-        assert steps.trees_for(size, False, has_grammars=asked) == ({CHAIN} if asked == has_grammars else set())
+@pytest.mark.parametrize("other", [{}, {"has_grammars": True}, {"draws": True}, {"best": 0}], ids=str)
+def test_trees_for_which_nothing_is_captured(other: dict[str, Any]) -> None:
+    """A graph of another kind, as one for rows with a grammar, is none for requests without; nor one that is small."""
+    target = tiny_model(dtype=torch.float32)
+    manager = target.init_continuous_batching(
+        assistant_model=copy.deepcopy(target), tree="auto", continuous_batching_config=limits()
+    )
+    steps, requests = manager.engine.device_steps, manager._dummy_requests(1, False)
+    size = StepSize.of(requests, 2, 3, steps.fewest_blocks, steps.fewest_rows)
+    kind = StepKind(CHAIN, frozenset({Verifier.GREEDY}), **other)
+    steps.stored.add(StepKey(kind, size), Any)  # type: ignore[arg-type]
+    assert steps.ready_trees(requests) == (frozenset() if other else {CHAIN})
+    steps.stored.clear()
+    steps.stored.add(StepKey(kind, replace(size, blocks=1)), Any)  # type: ignore[arg-type]
+    assert steps.ready_trees(requests) == frozenset()
 
 
 def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:

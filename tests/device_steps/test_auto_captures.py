@@ -1,7 +1,8 @@
-"""`tree="auto"` in captured steps on a simulated device: no later call waits for a capture, and choices are good."""
+"""`tree="auto"` in captured steps on a simulated device: calls wait for captures that pay, and choices are good."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,13 @@ from support.models import prompts, tiny_model
 from support.simulated import expected_tokens, mean
 from support.simulated_device import CHANCES, DEVICES, Simulation, simulate
 
-from hf_specdec import SpeculativeConfig
+from hf_specdec import DynamicTree, SpeculativeConfig
 from hf_specdec.trees.auto import AutoTree
 from hf_specdec.trees.candidate_trees import CandidateTrees
 
 
 DEVICE = DEVICES["compiled"]
+Generate = Callable[..., torch.Tensor]
 CANDIDATES = [None, *CandidateTrees(AutoTree()).trees]
 
 
@@ -34,56 +36,107 @@ def rate(simulation: Simulation, rows: int) -> float:
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-def test_later_calls(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They capture nothing, and what was timed with more rows misleads none: each number of rows has its best tree."""
-    simulation = simulate(monkeypatch, replace(DEVICE, host=0.3), CHANCES[temperature])
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
+    """Calls of new models on a simulated device: `generate(simulation, rows, temperature, tree)`."""
     target = tiny_model(dtype=torch.float32)
-    options: dict[str, Any] = {"assistant_model": tiny_head(target), "tree": "auto", "max_new_tokens": 120}
-    options |= {"do_sample": True, "top_k": 0} if temperature else {"do_sample": False}
+    head = tiny_head(target)
+
+    def call(simulation: Simulation, rows: int, temperature: float = 0.0, tree: Any = "auto") -> torch.Tensor:
+        simulation.begin_call()
+        options = {"do_sample": True, "top_k": 0} if temperature else {"do_sample": False}
+        own: dict[str, Any] = {"assistant_model": head, "tree": tree, "max_new_tokens": 128}
+        return target.generate(**prompts(rows, 9), **own, **options)
+
+    return call
+
+
+def captured(simulation: Simulation) -> list[Any]:
+    """What the present call captured, apart from prompts: trees, None for no tree, "reads" for a head that reads."""
+    return ["reads" if kind.reads else kind.tree for kind in simulation.captured if kind is not None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_first_calls(temperature: float, rows: int, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The first one captures what a call with the drafter's own tree does, and steps without a tree; further captures
+    never take longer than what steps have lost for want of them.
+    """
+    simulation = simulate(monkeypatch, DEVICES["captured"], CHANCES[temperature])
+    capture, counts, seconds = simulation.device.capture / 1e3, [], 0.0
+    for call in range(10):
+        generate(simulation, rows, temperature)
+        counts.append(len(captured(simulation)))
+        if call == 0:
+            plain, own = captured(simulation)
+            assert plain is None and isinstance(own, DynamicTree)
+        seconds += sum(step.seconds - step.capturing for step in simulation.steps)
+    assert counts[:2] == [2, 0] and capture * sum(counts[2:]) < 0.5 * seconds
+
+
+def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes one capture longer, and what its eight steps without enough tokens take."""
+    found = []
+    for tree in (DynamicTree(depth=5, top_k=3, num_nodes=15), "auto"):
+        with monkeypatch.context() as patch:
+            simulation = simulate(patch, DEVICES["captured"], CHANCES[1.0])
+            target = tiny_model(dtype=torch.float32)
+            own: dict[str, Any] = {"assistant_model": tiny_head(target), "tree": tree, "do_sample": True, "top_k": 0}
+            begin = simulation.now
+            target.generate(**prompts(1, 9), max_new_tokens=128, **own)
+            found.append((simulation.now - begin, len(simulation.captured)))
+    assert found[1][1] == found[0][1] + 1
+    assert found[1][0] < 1.2 * found[0][0] + simulation.device.capture / 1e3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+def test_later_calls(temperature: float, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed with more rows misleads none: each number of rows has its best tree once captures have paid."""
+    simulation = simulate(monkeypatch, replace(DEVICE, host=0.3, capture=3.0), CHANCES[temperature])
     for rows in (8, 1):
         rates = []
-        for call in range(5 if rows > 1 else 13):
-            simulation.begin_call()
-            target.generate(**prompts(rows, 9), **options)
-            assert bool(simulation.captured) == (call == 0)
+        for _ in range(5 if rows > 1 else 13):
+            generate(simulation, rows, temperature)
             rates.append(rate(simulation, rows) / best_rate(simulation, rows))
-        assert mean(rates[1:]) > 0.88, rows
+        assert mean(rates[1:]) > 0.85, rows
 
 
-def test_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is captured does not depend on the first text: where nothing is accepted, later ones find their trees."""
-    simulation = simulate(monkeypatch, DEVICE, (0.0, 0.0))
-    target = tiny_model(dtype=torch.float32)
-    head, kinds = tiny_head(target), []
+def test_texts_that_change(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was accepted of the first texts, later ones find their trees."""
+    simulation = simulate(monkeypatch, replace(DEVICE, capture=3.0), (0.0, 0.0))
     for chances in ((0.0, 0.0), (0.9, 0.05), (0.3, 0.2, 0.15)):
         simulation.chances = chances
-        for _ in range(2):
-            simulation.begin_call()
-            target.generate(**prompts(8, 9), assistant_model=head, tree="auto", max_new_tokens=120, do_sample=False)
-            kinds.append(len(simulation.captured))
+        for _ in range(4):
+            generate(simulation, 8)
         assert rate(simulation, 8) > 0.85 * best_rate(simulation, 8)
-    assert kinds[0] > 5 and not any(kinds[1:])
+
+
+def test_one_capture_between_two_steps(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulate(monkeypatch, replace(DEVICE, capture=0.1), CHANCES[1.0])
+    for _ in range(3):
+        generate(simulation, 1, 1.0)
+        assert max(step.captures for step in simulation.steps) <= 1
 
 
 def test_weights_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All graphs are gone, so that the next call tries trees as the first did."""
-    simulation = simulate(monkeypatch, DEVICE, CHANCES[0.0])
-    target, found = tiny_model(dtype=torch.float32), []
+    """All graphs are gone, so that the next call captures as the first did."""
+    simulation, found = simulate(monkeypatch, DEVICE, CHANCES[0.0]), []
+    target = tiny_model(dtype=torch.float32)
     head = tiny_head(target)
     for call in range(4):
         if call == 2:
             target.lm_head.weight.data = target.lm_head.weight.data.clone()
         simulation.begin_call()
         target.generate(**prompts(2, 9), assistant_model=head, tree="auto", max_new_tokens=90, do_sample=False)
-        found.append(len(simulation.captured))
-    assert min(found[0], found[2]) > 5 and found[1] == found[3] == 0
+        found.append(len(captured(simulation)))
+    assert found == [2, 0, 2, 0]
 
 
 @pytest.mark.parametrize("capture", [3e5, 3.0], ids=["dear", "cheap"])
 def test_in_flight_a_capture_must_pay(capture: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tree is tried at first. Others are captured once steps have lost as much for want of them."""
-    simulation = simulate(monkeypatch, replace(DEVICE, capture=capture), CHANCES[0.0])
+    """The drafter's own tree is tried at first. Others are captured once steps have lost as much for want of them."""
+    simulation = simulate(monkeypatch, replace(DEVICE, capture=capture), (0.93, 0.02))  # deeper trees do better
     target = tiny_model(dtype=torch.float32)
     options: dict[str, Any] = {"assistant_model": tiny_head(target), "do_sample": False, "max_new_tokens": 150}
     config = limits(100, max_requests_per_batch=2)

@@ -23,6 +23,7 @@ from hf_specdec.engine.captured.device_steps import DeviceSteps
 from hf_specdec.engine.captured.keys import StepKey
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.plan import SpeculationPlan
+from hf_specdec.trees.capture_budget import CaptureBudget
 from hf_specdec.trees.step_times import StepTimes
 from hf_specdec.trees.whole_times import WholeTimes
 from hf_specdec.verification import DeviceNoise, Verifier
@@ -133,6 +134,23 @@ def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, sh
     assert texts[0] == texts[1] == texts[2]
     assert all(torch.equal(states[0], state) for state in states)
     assert min(replays) > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_what_is_captured_does_not_change_the_text(
+    do_sample: bool, steps: Steps, shuffled_times: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One seed, engines and calls with other graphs: those of the start alone, and each that promises anything."""
+    texts, captures = [], []
+    for pays in (False, True):
+        monkeypatch.setattr(CaptureBudget, "allows", lambda budget, lost=0.0, pays=pays: pays)
+        draft = tiny_head(TARGET)
+        for _ in range(2):
+            before = steps.captures
+            texts.append(text_of(2, draft, SpeculativeConfig(tree="auto"), max_new_tokens=40, do_sample=do_sample))
+            captures.append(steps.captures - before)
+    assert captures[:2] == [2, 0] and sum(captures[2:]) > 4
+    assert all(text == texts[0] for text in texts)
 
 
 def sampled(assistant: str, setting: str, tree: str) -> Fit:

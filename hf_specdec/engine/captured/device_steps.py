@@ -17,9 +17,11 @@ from ...graphs.exchanges import captured_together
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...ranks import Ranks
-from ...trees import DynamicTree, TokenTree
+from ...trees import AutoTree, DynamicTree, TokenTree
+from ...trees.capture_budget import CaptureBudget
 from ...verification import Verifier
 from ..request import Request
+from ..wanted_trees import wanted_tree
 from .captured import CapturedStep
 from .grammars import has_grammar
 from .keys import StepKey, StepKind, StepSize
@@ -95,15 +97,16 @@ class DeviceSteps:
         """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
         self.num_captures = 0
         """Captures so far."""
-        self.seconds_of_capture = 0.3
-        """Seconds that the last capture took; those of a usual one before the first."""
+        self.budget = CaptureBudget()
+        """Says which steps are worth a capture, where "auto" chooses."""
         self._reads_at_once = False
         self._read: set[tuple[bool, int]] = set()
 
     def capture_no_size_twice(self) -> None:
         """
         From now on, a captured size serves smaller ones for ever; see `CapturedSteps`. The first steps without a tree
-        let a head read at each width, so that no later call has to wait for these captures.
+        let a head read at each width, so that no later call has to wait for these captures; under "auto" they wait
+        until they pay, as its trees do.
         """
         self.stored.capture_no_size_twice()
         self._reads_at_once = True
@@ -114,17 +117,27 @@ class DeviceSteps:
         graphs are captured ahead (`ahead.py`). What no graph can run is captured when it comes, as before.
         """
         self.stored.rely_on_larger()
-        self.prompts.are_ahead = True
+        self.prompts.are_ahead = self.budget.is_closed = True
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None and cache.graphs is not None:
                 cache.graphs.relies_on_larger = True
 
     def ready_trees(self, requests: list[Request]) -> frozenset[TokenTree | DynamicTree | None]:
-        """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
+        """
+        Trees (None: no tree) of a step of these requests for which nothing need be captured, nor before it for a head
+        that has to read pending features first.
+        """
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
-        draws = any(request.options.do_sample for request in requests)
-        needs = best_asked(requests), processing_of(requests), has_grammar(requests)
-        return self.stored.trees_for(size, draws, *needs)
+        serving = [
+            key
+            for key in self.stored.fitting(size)
+            if key.kind.stands_in_for(self._kind_under_auto(requests, key.kind.tree, key.kind.reads))
+        ]
+        store = self._drafting.features
+        waits = 0 if store is None else max(store.counts(requests))
+        reads = any(key.kind.reads and waits <= key.size.lag for key in serving)
+        drafting = [key for key in serving if not key.kind.reads]
+        return frozenset(key.kind.tree for key in drafting if key.kind.tree is None or reads or waits <= key.size.lag)
 
     def renew(self) -> bool:
         """
@@ -207,9 +220,23 @@ class DeviceSteps:
             best=best_asked(part.own),
         )
 
+    def _kind_under_auto(self, requests: list[Request], tree: TokenTree | DynamicTree | None, reads: bool) -> StepKind:
+        """The kind of a step of requests that all have a tree which "auto" has chosen; see `grouping`."""
+        plans = [request.options.plan for request in requests] if tree is not None else []
+        draws = any(plan is not None and plan.draws_children for plan in plans)
+        by_position = draws and any(plan is not None and plan.draws_by_position for plan in plans)
+        part = StepPart(requests, tree, draws, by_position, plain=list(range(len(requests))))
+        may_shape = self._drafting.has_confidence and not self._ranks.are_several
+        part.shapes = may_shape and isinstance(tree, TokenTree)
+        part.reports_ranks = part.shapes or isinstance(tree, DynamicTree)
+        part.reading = part.plain if reads else []
+        return self._kind_of(part, [request.options.verifier(draws) for request in requests])
+
     def _new_width(self, part: StepPart) -> int:
         """A width at which a head has not read yet, where it is to read at each at once; else 0."""
         store = self._drafting.features
+        if any(isinstance(wanted_tree(request), AutoTree) for request in part.own):
+            return 0
         if not self._reads_at_once or part.groups or store is None or not max(store.counts(part.own)):
             return 0
         draws = any(request.options.do_sample for request in part.own)
@@ -279,4 +306,4 @@ class DeviceSteps:
         self.num_captures += 1
         logger.info(f"Captured {step.about}: {time.perf_counter() - start:.2f} s.")
         if not step.compiles or self.num_captures > 1:  # the first one compiles for all
-            self.seconds_of_capture = self._ranks.agree_on(time.perf_counter() - start)[0]
+            self.budget.cost = self._ranks.agree_on(time.perf_counter() - start)[0]

@@ -98,7 +98,7 @@ class StepPart:
         """Takes all rows' trees away in this step, so that an EAGLE head can read the pending features of some."""
         self.was_deferred = bool(self.groups)
         self.plain, self.groups, self.tree, self.draws, self.shapes = self.rows, [], None, False, False
-        self.reports_ranks = False
+        self.reports_ranks = self.by_position = False
         self.reading = reading
 
 

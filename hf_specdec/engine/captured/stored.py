@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...trees import DynamicTree, TokenTree
-
 
 if TYPE_CHECKING:
     from .keys import StepKey, StepSize
@@ -83,29 +81,15 @@ class CapturedSteps:
             return wanted
         return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
 
-    def trees_for(
-        self,
-        size: StepSize,
-        draws: bool,
-        best: int | None = None,
-        processing: frozenset[str] = frozenset(),
-        has_grammars: bool = False,
-    ) -> frozenset[TokenTree | DynamicTree | None]:
-        """
-        Trees (None: no tree) of captured steps that have room for these rows and blocks, and stand in at least;
-        `draws` says whether any row is sampled, the others what they ask for; see `StepKind`.
-        """
-        return frozenset(
-            key.kind.tree
+    def fitting(self, size: StepSize) -> list[StepKey]:
+        """Captured steps that have room for as many rows and blocks, and stand in at least."""
+        return [
+            key
             for key in self._steps
-            if not key.kind.reads
-            and (len(key.kind.kinds) > 1 if draws else not key.kind.draws)
-            and key.kind.best == best
-            and key.kind.has_grammars == has_grammars
-            and key.kind.processes(processing)
+            if size.axes == key.size.axes
             and size.rows <= key.size.rows <= self._detour * size.rows
             and size.blocks <= key.size.blocks <= self._detour * size.blocks
-        )
+        ]
 
     def may_repeat(self, wanted: StepKey) -> bool:
         """
