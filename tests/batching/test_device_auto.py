@@ -23,6 +23,7 @@ from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.candidate_trees import CandidateTrees
+from hf_specdec.trees.capture_budget import CaptureBudget
 from hf_specdec.trees.whole_times import WholeTimes
 from hf_specdec.verification import Verifier
 
@@ -102,6 +103,7 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(CandidateChoice, "plan", lambda self, **_: Plan(None, 1.0))
     monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree is None))
     monkeypatch.setattr(CandidateChoice, "BUDGET", 1.0)
+    monkeypatch.setattr(CaptureBudget, "allows", lambda budget, lost=0.0: True)  # what reads has graphs of its own
     monkeypatch.setattr(CandidateChoice, "_worth_a_look", lambda self: None)
     carried, run = [], StepRunner.run
 
@@ -158,7 +160,8 @@ def test_auto_within_a_budget_and_beside_other_trees(
             output = manager.get_result(timeout=120)
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
     trees = [step.kind.tree for step in runs[first:] if step.kind.tree is not None]
-    candidates, sizes = CandidateTrees(AutoTree()).trees, {tree.num_nodes for tree in trees}
+    limits_of_auto = AutoTree(first=TokenTree.chain(5))  # the tree of a draft model
+    candidates, sizes = CandidateTrees(limits_of_auto).trees, {tree.num_nodes for tree in trees}
     assert max(sizes) <= 12 and any(isinstance(tree, DynamicTree) for tree in trees)
     assert all(tree in candidates for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
 

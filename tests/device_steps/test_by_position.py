@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from hf_specdec.engine.captured.device_steps import DeviceSteps
 from hf_specdec.engine.captured.keys import StepKey
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.plan import SpeculationPlan
-from hf_specdec.trees.capture_budget import CaptureBudget
+from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.trees.step_times import StepTimes
 from hf_specdec.trees.whole_times import WholeTimes
 from hf_specdec.verification import DeviceNoise, Verifier
@@ -138,19 +138,25 @@ def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, sh
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_what_is_captured_does_not_change_the_text(
-    do_sample: bool, steps: Steps, shuffled_times: None, monkeypatch: pytest.MonkeyPatch
+    do_sample: bool, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One seed, engines and calls with other graphs: those of the start alone, and each that promises anything."""
-    texts, captures = [], []
-    for pays in (False, True):
-        monkeypatch.setattr(CaptureBudget, "allows", lambda budget, lost=0.0, pays=pays: pays)
-        draft = tiny_head(TARGET)
+    """One seed, two calls of engines with other graphs: those of the start alone, and then others in turn."""
+    config, texts, captures = SpeculativeConfig(tree="auto"), [], []
+    for turns in (None, itertools.cycle((1, None, 0, 2))):
+        if turns is not None:
+            monkeypatch.setattr(CandidateChoice, "begin_next", lambda choice: False)
+            monkeypatch.setattr(CandidateChoice, "_chosen", lambda choice, turns=turns: _next_tree(choice, turns))
+        draft, before = tiny_head(TARGET), steps.captures
         for _ in range(2):
-            before = steps.captures
-            texts.append(text_of(2, draft, SpeculativeConfig(tree="auto"), max_new_tokens=40, do_sample=do_sample))
-            captures.append(steps.captures - before)
-    assert captures[:2] == [2, 0] and sum(captures[2:]) > 4
+            texts.append(text_of(2, draft, config, max_new_tokens=24, do_sample=do_sample))
+        captures.append(steps.captures - before)
+    assert captures[0] == 2 and captures[1] > 3
     assert all(text == texts[0] for text in texts)
+
+
+def _next_tree(choice: CandidateChoice, turns: Iterator[int | None]) -> Any:
+    turn = next(turns)
+    return None if turn is None else choice.candidates[turn]
 
 
 def sampled(assistant: str, setting: str, tree: str) -> Fit:
