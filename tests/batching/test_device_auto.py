@@ -18,6 +18,7 @@ from support.models import noisy_copy, tiny_model
 from support.sampling import a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
+from hf_specdec.engine.captured import StepRunner
 from hf_specdec.engine.captured.keys import StepKey, StepKind, StepSize
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
