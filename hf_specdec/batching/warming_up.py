@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Most steps that dummy requests run."""
+SHARE_OF_TIME = 0.01
+"""Share of the time for which open requests may have waited for captures."""
 PROMPTS_THAT_WAIT = 4
 """Prompt chunks without a graph of their own after which one is captured before others."""
 
@@ -50,7 +52,7 @@ class WarmUp:
         self._plan: list[Ahead] = []
         """All graphs that are planned, also those that have been captured."""
         self._num_drops = engine.device_steps.num_drops
-        self._beside_requests, self._began = CaptureBudget(), time.perf_counter()
+        self._beside_requests, self._began = CaptureBudget(share=SHARE_OF_TIME), time.perf_counter()
         """For captures for which open requests wait: a share of the time since when."""
 
     @property
@@ -161,7 +163,7 @@ class WarmUp:
             )
         engine.last_end = None  # the next step is no measure
         if not is_idle:
-            self._beside_requests.spent += time.perf_counter() - began
+            self._beside_requests.spent_on_trials += time.perf_counter() - began
         if not self._left:
             engine.choices.autos.end_warm_up(are_all_timed=True)
         return True

@@ -338,5 +338,7 @@ class Engine:
         if before is None or outcome.captured:
             return None
         seconds = outcome.came_at - max(before, outcome.launched_at)
+        if self.choices.are_learning:
+            seconds = self.ranks.agree_on(seconds)[0]
         self.device_steps.budget.time += seconds
-        return self.ranks.agree_on(seconds)[0] if self.choices.are_learning else seconds
+        return seconds

@@ -193,25 +193,28 @@ class CandidateChoice(TreeChoice):
 
     def _may_take(self, tree: Tree | None) -> bool:
         """Whether the step may have this tree: it captures nothing, or must capture something anyway, or that pays."""
-        return not self.ready or tree in self.ready or self.captures.allows(self.times.owed.get(tree, 0.0))
+        return not self.ready or tree in self.ready or self.captures.allows(*self._lost_without(tree))
+
+    def _lost_without(self, tree: Tree | None) -> tuple[float, float]:
+        """Seconds that steps have lost for want of a capture, of the seconds of all of them."""
+        return self.times.owed.get(tree, 0.0), self.times.seconds
 
     def _may_try(self, tree: Tree | None) -> bool:
         """
         Whether the step may have this tree so that it is timed. A tree to compare with none need not pay for a
         capture, nor the other way round.
         """
-        if self._may_take(tree) or self.captures.is_closed:
-            return self._may_take(tree)
+        return self._may_take(tree) or (self._is_first(tree) and not self.captures.is_closed)
+
+    def _is_first(self, tree: Tree | None) -> bool:
+        """Whether this is the first tree, or the first step without one."""
         return not self._ready_trees if tree is not None else not self.times.has(None)
 
     def _pay_for_capture(self, tree: Tree | None) -> None:
         """Takes note of a capture that the step does not need."""
-        if self.ready and tree not in self.ready and (tree is not None or self.times.has(None)):
-            owed = self.times.owed.get(tree, 0.0)
-            if owed > self.captures.cost:
-                self.times.owed[tree] = 0.0
-            else:
-                self.captures.charge()
+        if self.ready and tree not in self.ready and not self._is_first(tree):
+            self.captures.charge(*self._lost_without(tree))
+            self.times.owed.pop(tree, None)
 
     def _count_step(self) -> None:
         self._step += 1

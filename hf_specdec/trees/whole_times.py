@@ -53,6 +53,8 @@ class WholeTimes:
     def _clear(self) -> None:
         self.steps = 0
         """Number of steps that were timed."""
+        self.seconds = 0.0
+        """Seconds of these."""
         self._first: dict[Tree | None, list[float]] = {}
         self._recent: dict[Tree | None, deque[tuple[int, float]]] = {}
         self._of_all: deque[float] = deque(maxlen=31)
@@ -89,6 +91,7 @@ class WholeTimes:
         if not is_whole and self.are_of_whole_steps:
             return
         self.steps += 1
+        self.seconds += seconds
         first = self._first.setdefault(tree, [])
         if len(first) < self.FIRST:
             first.append(seconds)

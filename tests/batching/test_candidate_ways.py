@@ -51,7 +51,7 @@ def test_what_is_accepted_more_often_is_taken() -> None:
     assert share_of_best(0.2, 0.8, set(), CaptureBudget()) == 0.0
     long = CaptureBudget()
     long.time = 100.0
-    assert share_of_best(0.2, 0.8, set(), long) > 0.8 and long.spent == long.cost
+    assert share_of_best(0.2, 0.8, set(), long) > 0.8 and long.spent_on_trials == long.cost
 
 
 def test_trees_are_captured_twice_only_where_that_pays() -> None:

@@ -68,7 +68,7 @@ def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.Monk
             manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps.stored}
-    assert 2 < len(kinds) <= len(CandidateTrees(AutoTree()).trees) + 2 and len(runs) > 40
+    assert 1 < len(kinds) <= len(CandidateTrees(AutoTree()).trees) + 2 and len(runs) > 40
 
 
 @pytest.mark.usefixtures("few_trees")
@@ -104,7 +104,7 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(CandidateChoice, "plan", lambda self, **_: Plan(None, 1.0))
     monkeypatch.setattr(CandidateChoice, "worth", lambda self, tree: float(tree is None))
     monkeypatch.setattr(CandidateChoice, "BUDGET", 1.0)
-    monkeypatch.setattr(CaptureBudget, "allows", lambda budget, lost=0.0: True)  # what reads has graphs of its own
+    monkeypatch.setattr(CaptureBudget, "allows", lambda *_: True)  # what reads has graphs of its own
     monkeypatch.setattr(CandidateChoice, "_worth_a_look", lambda self: None)
     carried, run = [], StepRunner.run
 
@@ -131,8 +131,8 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     )
     prompt = trained_prompts()["prompts"][0]
     with manager:
-        output = manager.get_result(manager.add_request(prompt, max_new_tokens=100), timeout=100)
-    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=100)
+        output = manager.get_result(manager.add_request(prompt, max_new_tokens=200), timeout=100)
+    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=200)
     assert carried.count("reads") > 2 and told.count(True) >= carried.count("reads")
     assert all(carried[step + 1] == "tree" for step, what in enumerate(carried[:-1]) if what == "reads")
 

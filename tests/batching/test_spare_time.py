@@ -23,7 +23,6 @@ from hf_specdec.engine.captured.ahead import PromptsAhead, StepAhead
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.request import RequestStatus
 from hf_specdec.graphs.paged import PagedGraphs
-from hf_specdec.trees.capture_budget import CaptureBudget
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -158,7 +157,7 @@ def test_what_has_come_often_comes_first(stand_in: StandIn, monkeypatch: pytest.
     """Beside open requests, too, if these are few and have not waited long for captures."""
     monkeypatch.setattr(stored, "PATIENCE", 5)
     monkeypatch.setattr(warming_up, "PATIENCE", 5)
-    monkeypatch.setattr(CaptureBudget, "SHARE", 1e9)
+    monkeypatch.setattr(warming_up, "SHARE_OF_TIME", 1e9)
     target = copy.deepcopy(the_target()).float()
     prompts = small_prompts((9, 3))
     expected = [text_alone(target, prompt, max_new_tokens=60) for prompt in prompts]
@@ -185,10 +184,10 @@ def test_nothing_is_captured_while_requests_cannot_wait(reason: str) -> None:
     if reason == "waiting":
         scheduler.waiting.extend(manager._dummy_requests(1, False))
     if reason == "slow":
-        warm_up._beside_requests.spent = 1e5
+        warm_up._beside_requests.spent_on_trials = 1e5
     assert not warm_up._may_wait
     scheduler.waiting.clear()
-    scheduler.active, warm_up._beside_requests.spent = manager._dummy_requests(1, False), 0.0
+    scheduler.active, warm_up._beside_requests.spent_on_trials = manager._dummy_requests(1, False), 0.0
     scheduler.active[0].status = RequestStatus.DECODING
     assert warm_up._may_wait
 

@@ -61,7 +61,7 @@ def captured(simulation: Simulation) -> list[Any]:
 def test_the_first_calls(temperature: float, rows: int, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The first one captures what a call with the drafter's own tree does, and steps without a tree; further captures
-    never take longer than what steps have lost for want of them.
+    never take longer than decoding.
     """
     simulation = simulate(monkeypatch, DEVICES["captured"], CHANCES[temperature])
     capture, counts, seconds = simulation.device.capture / 1e3, [], 0.0
@@ -72,7 +72,8 @@ def test_the_first_calls(temperature: float, rows: int, generate: Generate, monk
             plain, own = captured(simulation)
             assert plain is None and isinstance(own, DynamicTree)
         seconds += sum(step.seconds - step.capturing for step in simulation.steps)
-    assert counts[:2] == [2, 0] and capture * sum(counts[2:]) < 0.5 * seconds
+        assert capture * sum(counts[1:]) < 1.1 * seconds
+    assert counts[0] == 2 and sum(counts[1:]) < 6
 
 
 def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +89,18 @@ def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypat
             found.append((simulation.now - begin, len(simulation.captured)))
     assert found[1][1] == found[0][1] + 1
     assert found[1][0] < 1.2 * found[0][0] + simulation.device.capture / 1e3
+
+
+@pytest.mark.parametrize("chances", [(0.93, 0.02), (0.3, 0.05)], ids=["deeper", "smaller"])
+def test_a_tree_far_from_the_own_one_is_found(
+    chances: tuple[float, ...], generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within five calls of usual length, although a capture takes as long as one of them."""
+    simulation, rates = simulate(monkeypatch, DEVICES["captured"], chances), []
+    for _ in range(13):
+        generate(simulation, 8)
+        rates.append(rate(simulation, 8) / best_rate(simulation, 8))
+    assert mean(rates[5:]) > 0.95
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
