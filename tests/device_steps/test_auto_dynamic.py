@@ -74,7 +74,7 @@ def test_explorations_draw() -> None:
     """So that begun steps are not ended by what the planned ones take."""
     choice = CandidateChoice(WholeTimes(), AutoTree(), AcceptanceTable(8, 8))
     seen = set()
-    for _ in range(4):
+    for _ in range(20):
         tree = choice.begin_step(100)
         seen.add(tree is not None)
         assert choice.explores == (tree is not None) and _tree_of_ways(choice) is None
@@ -99,7 +99,7 @@ def test_a_dynamic_tree_is_taken_where_it_accepts_more(is_better: bool) -> None:
         return found
 
     for _ in range(4):  # calls
-        choice = CandidateChoice(times, limits, AcceptanceTable(3, 2), tries_all=True, advantages=advantages)
+        choice = CandidateChoice(times, limits, AcceptanceTable(3, 2), is_of_calls=True, advantages=advantages)
         for _ in range(150):
             tree: Any = choice.begin_step(100)
             rows = [] if tree is None else [ranks_of(tree) for _ in range(8)]
