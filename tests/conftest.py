@@ -69,7 +69,7 @@ ANY_VERSION = {
     "replicas": "board front prefixes ray",
     "serving": (
         "access calls_over_http choices contexts ends_of_servers engine health http_server large_bodies "
-        "load_benchmark logprobs long_answers parts server starting stop_strings streams"
+        "load_benchmark long_answers parts server starting stop_strings streams"
     ),
     "states": "draft_steps sampling",
     "sweep": "state_samples",

@@ -9,6 +9,7 @@ of a cell (`temperature` and `open`), or how it failed (`failure`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def begin(path: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
             f"--results {path} is of another job: `{name}` was {before.get(name)!r} and is {job[name]!r}. Name "
             "another file."
         )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # without a cut one
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    if path.read_text() != whole:  # the last line was cut
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(whole)
+        os.replace(beside, path)
     return lines[1:]
 
 

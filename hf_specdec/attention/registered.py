@@ -46,8 +46,19 @@ def tree_attention(
         `tuple`: the attended values, `[batch, nodes, heads, head_dim]`, and the attention weights, if the function
         gives any.
     """
-    if tree_context is not None and tree_context.one_row is not None and torch.compiler.is_compiling():
-        return _attend_apart(module, query, key, value, attention_mask, tree_context, **kwargs)
+    attend = _attend if tree_context is None or tree_context.one_row is None else _attend_apart
+    return attend(module, query, key, value, attention_mask, tree_context, **kwargs)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    tree_context: AttentionContext | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     config: Any = module.config
     implementation = previous_implementation(config)
     if tree_context is None or _is_of_encoder(key, tree_context):
@@ -93,10 +104,13 @@ def _attend_apart(
     tree_context: AttentionContext,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`tree_attention` out of a compiled layer: the kernel's inputs, which have many sizes, are not traced."""
+    """
+    `tree_attention` out of a compiled layer: the kernel's inputs, which have many sizes, are not traced. Where a layer
+    runs untraced after all, its rows are parted here, too.
+    """
     one_row: Any = tree_context.one_row
     query = one_row.by_rows(query)
-    attended, weights = tree_attention(module, query, key, value, attention_mask, tree_context, **kwargs)
+    attended, weights = _attend(module, query, key, value, attention_mask, tree_context, **kwargs)
     return one_row.joined(attended), weights
 
 

@@ -39,6 +39,10 @@ from .preparing import Prepared
 from .preparing_inputs import prepare_inputs, prepare_more_inputs, prepare_start_of
 
 
+WARM_UP_PROMPT, WARM_UP_TOKENS = 4, 24
+"""Tokens of the prompts of a warm-up's requests, and those that they write."""
+
+
 class Admission:
     """
     Checks callers' arguments and makes requests from them.
@@ -134,6 +138,17 @@ class Admission:
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()
+
+    def dummy_requests(self, count: int, do_sample: bool) -> list[Request]:
+        """Requests of a warm-up, with prompts of `WARM_UP_PROMPT` tokens; none if these are too long."""
+        most = self.most_tokens - WARM_UP_PROMPT
+        options: dict[str, Any] = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1}
+        # Stop strings need a tokenizer, which only requests have.
+        options |= {"do_sample": do_sample, "stop_strings": []}
+        return [
+            self.request(f"warm-up {number}", [0] * WARM_UP_PROMPT, options)
+            for number in range(count if most > 1 else 0)
+        ]
 
     def request(
         self,

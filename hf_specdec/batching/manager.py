@@ -17,7 +17,6 @@ from ..drafters import as_drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
 from ..engine.prompt_memory import PromptMemory
-from ..engine.request import Request
 from ..forwards.chunks import busy_at
 from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
@@ -33,10 +32,6 @@ from .reading import ReadsResults
 from .state import ManagerState
 from .thread import HasThread
 from .warming_up import WarmUp
-
-
-WARM_UP_PROMPT = 4
-WARM_UP_TOKENS = 24
 
 
 class SpeculativeBatchingManager(AddsRequests, HasThread, ReadsResults):
@@ -137,22 +132,12 @@ class SpeculativeBatchingManager(AddsRequests, HasThread, ReadsResults):
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        manager = weakref.proxy(self)  # no reference cycle: K/V must be freed with the manager
+        # No reference cycle: K/V must be freed with the manager.
+        admission, loop = self._admission, weakref.proxy(self._loop)
         self._warm_up = WarmUp(
-            self.engine, lambda *kind: manager._dummy_requests(*kind), lambda: manager._loop.may_go_on, at_once
+            self.engine, lambda *kind: admission.dummy_requests(*kind), lambda: loop.may_go_on, at_once
         )
         self._loop.prepare, self._loop.use_spare_time = self._warm_up.run, self._warm_up.use_spare_time
-
-    def _dummy_requests(self, count: int, do_sample: bool) -> list[Request]:
-        """Dummy requests with prompts of `WARM_UP_PROMPT` tokens; none if these are too long."""
-        most = self._admission.most_tokens - WARM_UP_PROMPT
-        options: dict[str, Any] = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1}
-        # Stop strings need a tokenizer, which only requests have.
-        options |= {"do_sample": do_sample, "stop_strings": []}
-        return [
-            self._admission.request(f"warm-up {number}", [0] * WARM_UP_PROMPT, options)
-            for number in range(count if most > 1 else 0)
-        ]
 
     def serves(
         self,

@@ -30,19 +30,25 @@ class OneRow:
         self._masks: dict[Any, torch.Tensor] = {}
 
     def call(self, layer: Callable, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Calls a layer whose inputs, all but the mask, are `[rows, tokens, …]`, or `[1, tokens, …]` for all rows."""
+        """
+        Calls a layer. Rows are joined, and all sizes but the number of tokens are said to stay, where its inputs, all
+        but the mask, are `[rows, tokens, …]`, or `[1, tokens, …]` for all rows.
+        """
         if not self._has_mask:
             options = {name: self._small(value) if name == MASK else value for name, value in options.items()}
         given = [*args, *(value for name, value in options.items() if name != MASK)]
-        tensors = [one for one in _tensors_in(given) if one.dim() > 1]
-        self._rows = self._rows_of(tensors)
-        rows = self._rows
+        if not _are_by_token(given):
+            return layer(*args, **options)
+        rows = self._rows = next(one.shape[0] for one in _tensors_in(given) if one.dim() > 1) if self._joins else 1
         joined = [_map(lambda one: _joined(one, rows), value) for value in args]
         named = {
             name: value if name == MASK else _map(lambda one: _joined(one, rows), value)
             for name, value in options.items()
         }
-        outputs = layer(*joined, **named)
+        try:
+            outputs = layer(*joined, **named)
+        finally:
+            self._rows = 1
         return outputs if rows == 1 else _map(lambda one: _parted(one, rows), outputs)
 
     def by_rows(self, states: torch.Tensor) -> torch.Tensor:
@@ -55,14 +61,6 @@ class OneRow:
         """What heads have read, `[rows, tokens, heads, value_dim]`, as `[1, rows * tokens, heads, value_dim]`."""
         return _joined(attended, self._rows)
 
-    def _rows_of(self, tensors: list[torch.Tensor]) -> int:
-        """The number of rows that are joined; 1 for none."""
-        if not self._joins or not tensors:
-            return 1
-        rows, tokens = tensors[0].shape[:2]
-        alike = all(one.dim() <= 3 and tuple(one.shape[:2]) in ((rows, tokens), (1, tokens)) for one in tensors)
-        return rows if alike else 1
-
     def _small(self, mask: Any) -> Any:
         if not isinstance(mask, torch.Tensor):
             return mask
@@ -70,6 +68,19 @@ class OneRow:
         if key not in self._masks:
             self._masks[key] = mask.new_zeros((1,) * mask.dim())
         return self._masks[key]
+
+
+def _are_by_token(values: list[Any]) -> bool:
+    """Whether tensors are `[rows, tokens, …]` or `[1, tokens, …]`, and stand where `_map` finds them."""
+    tensors = [one for one in _tensors_in(values) if one.dim() > 1]
+    if not tensors or any(_tensors_in(one) for one in values if isinstance(one, list) or _is_named(one)):
+        return False
+    rows, tokens = tensors[0].shape[:2]
+    return all(one.dim() <= 3 and tuple(one.shape[:2]) in ((rows, tokens), (1, tokens)) for one in tensors)
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, tuple) and type(value) is not tuple
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

@@ -340,5 +340,5 @@ class Engine:
         seconds = outcome.came_at - max(before, outcome.launched_at)
         if self.choices.are_learning:
             seconds = self.ranks.agree_on(seconds)[0]
-        self.device_steps.budget.time += seconds
+            self.device_steps.budget.time += seconds
         return seconds

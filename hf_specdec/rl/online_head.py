@@ -114,8 +114,9 @@ class OnlineHead(EagleDrafter):
         if self._since is None:
             self._since = time.perf_counter()
         if self.head.device != (device := execution_device(target)):
-            self.head.to(device)
-            _move(self.optimizer, device)
+            with torch.inference_mode(False):  # trainers generate in it, and what is moved there cannot learn
+                self.head.to(device)
+                _move(self.optimizer, device)
         return super().for_call(target)
 
     # -------------------------------------------------------------------------------------------------------- learning
@@ -212,6 +213,7 @@ class OnlineHead(EagleDrafter):
             "texts": [(list(text.input_ids), list(text.spans)) for text in self._texts],
             "generator": self._generator.get_state(),
             "num_steps": self.num_steps,
+            "num_exchanged": self.num_exchanged,
             "seconds": [self.seconds_learning, self.seconds_between],
             "in_use": None if self._in_use is None else self._in_use.counts.clone(),
         }
@@ -239,7 +241,7 @@ class OnlineHead(EagleDrafter):
         self._texts.clear()
         self._texts.extend(Text(ids, [tuple(span) for span in spans]) for ids, spans in state["texts"])
         self._generator.set_state(state["generator"])
-        self.num_steps = state["num_steps"]
+        self.num_steps, self.num_exchanged = state["num_steps"], state.get("num_exchanged", 0)
         self.seconds_learning, self.seconds_between = state["seconds"]
         if self._in_use is not None and (counts := state.get("in_use")) is not None:
             self._in_use.counts.copy_(counts)

@@ -174,7 +174,7 @@ def test_trees_for_which_nothing_is_captured(other: dict[str, Any]) -> None:
     manager = target.init_continuous_batching(
         assistant_model=copy.deepcopy(target), tree="auto", continuous_batching_config=limits()
     )
-    steps, requests = manager.engine.device_steps, manager._dummy_requests(1, False)
+    steps, requests = manager.engine.device_steps, manager._admission.dummy_requests(1, False)
     size = StepSize.of(requests, 2, 3, steps.fewest_blocks, steps.fewest_rows)
     kind = StepKind(CHAIN, frozenset({Verifier.GREEDY}), **other)
     steps.stored.add(StepKey(kind, size), Any)  # type: ignore[arg-type]

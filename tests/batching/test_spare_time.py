@@ -176,18 +176,18 @@ def test_nothing_is_captured_while_requests_cannot_wait(reason: str) -> None:
         assistant_model=a_head(None).float(), tree=CHAIN, continuous_batching_config=limits(400)
     )
     engine, scheduler = manager.engine, manager.engine.scheduler
-    warm_up = warming_up.WarmUp(engine, manager._dummy_requests)
+    warm_up = warming_up.WarmUp(engine, manager._admission.dummy_requests)
     warm_up._began -= 1e6
-    scheduler.active = manager._dummy_requests(9, False)
+    scheduler.active = manager._admission.dummy_requests(9, False)
     for request in scheduler.active:
         request.status = RequestStatus.PREFILLING if reason == "reading" else RequestStatus.DECODING
     if reason == "waiting":
-        scheduler.waiting.extend(manager._dummy_requests(1, False))
+        scheduler.waiting.extend(manager._admission.dummy_requests(1, False))
     if reason == "slow":
         warm_up._beside_requests.spent_on_trials = 1e5
     assert not warm_up._may_wait
     scheduler.waiting.clear()
-    scheduler.active, warm_up._beside_requests.spent_on_trials = manager._dummy_requests(1, False), 0.0
+    scheduler.active, warm_up._beside_requests.spent_on_trials = manager._admission.dummy_requests(1, False), 0.0
     scheduler.active[0].status = RequestStatus.DECODING
     assert warm_up._may_wait
 

@@ -131,7 +131,7 @@ def test_a_failed_warm_up_leaves_nothing_though_warnings_are_errors(monkeypatch:
     manager = make()
 
     def fails() -> None:
-        for request in manager._dummy_requests(2, do_sample=False):
+        for request in manager._admission.dummy_requests(2, do_sample=False):
             manager.engine.scheduler.add(request)
         raise RuntimeError("nothing works")
 

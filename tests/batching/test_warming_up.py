@@ -67,7 +67,7 @@ def test_warming_up_with_stop_strings() -> None:
         tree=CHAIN,
         continuous_batching_config=limits(400, max_requests_per_batch=2),
     )
-    assert len(manager._dummy_requests(2, do_sample=True)) == 2
+    assert len(manager._admission.dummy_requests(2, do_sample=True)) == 2
 
 
 def test_warming_up_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_warming_up_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = target.init_continuous_batching(
         assistant_model=noisy_copy(target), tree=CHAIN, continuous_batching_config=limits(400)
     )
-    monkeypatch.setattr(manager, "_dummy_requests", fails)
+    monkeypatch.setattr(manager._admission, "dummy_requests", fails)
     manager.warmup()
     with pytest.warns(UserWarning, match="could not warm up, and starts cold: RuntimeError: nothing works"), manager:
         output = manager.get_result(manager.add_request([4, 5], max_new_tokens=9), timeout=60)
@@ -107,7 +107,7 @@ def test_a_pause_puts_the_warm_up_off() -> None:
     )
     manager.warmup()
     paused_at: list[int] = []
-    new_requests = manager._dummy_requests
+    new_requests = manager._admission.dummy_requests
 
     def pause_soon(*args: Any, **options: Any) -> Any:
         if not paused_at:
@@ -121,7 +121,7 @@ def test_a_pause_puts_the_warm_up_off() -> None:
         with manager.pause():
             paused_at.append(len(manager.engine.device_steps.stored))
 
-    manager._dummy_requests = pause_soon
+    manager._admission.dummy_requests = pause_soon
     with manager:
         output = manager.get_result(manager.add_request([4, 5], max_new_tokens=3), timeout=60)
         assert output.generated_tokens == text_alone(target, [4, 5], max_new_tokens=3)  # the request is not lost

@@ -26,20 +26,40 @@ def test_rows_are_joined_and_parted() -> None:
     states, one_row = torch.arange(24.0).view(3, 4, 2), OneRow(joins=True, has_mask=False)
     cosines = torch.arange(8.0).view(1, 4, 2)  # the same for all rows
     mask = torch.zeros(3, 1, 4, 64)
+    layer, attended = noted(seen), list[tuple[int, ...]]()
+
+    def attends(*args: Any, **options: Any) -> Any:
+        attended.append(tuple(one_row.joined(torch.zeros(3, 4, 5, 7)).shape))
+        return layer(*args, **options)
+
     with torch.no_grad():
-        found, other = one_row.call(noted(seen), (states,), {"positions": (cosines, cosines), "attention_mask": mask})
-        attended = one_row.joined(torch.zeros(3, 4, 5, 7))
+        found, other = one_row.call(attends, (states,), {"positions": (cosines, cosines), "attention_mask": mask})
     assert torch.equal(found, states) and other is None
-    assert seen == [[(1, 12, 2), (1, 12, 2), (1, 12, 2), (1, 1, 1, 1)]] and attended.shape == (1, 12, 5, 7)
+    assert seen == [[(1, 12, 2), (1, 12, 2), (1, 12, 2), (1, 1, 1, 1)]] and attended == [(1, 12, 5, 7)]
 
 
 def test_heads_are_parted_without_a_copy() -> None:
     one_row = OneRow(joins=True, has_mask=False)
-    one_row.call(lambda states: states, (torch.zeros(3, 4, 2),), {})
     of_tokens = torch.arange(3 * 4 * 5 * 2.0).view(1, 12, 5, 2)
-    heads = one_row.by_rows(of_tokens.transpose(1, 2))
-    assert torch.equal(heads, of_tokens.view(3, 4, 5, 2).transpose(1, 2))
-    assert heads.data_ptr() == of_tokens.data_ptr()
+    heads = list[torch.Tensor]()
+
+    def layer(states: torch.Tensor) -> torch.Tensor:
+        heads.append(one_row.by_rows(of_tokens.transpose(1, 2)))
+        return states
+
+    one_row.call(layer, (torch.zeros(3, 4, 2),), {})
+    assert torch.equal(heads[0], of_tokens.view(3, 4, 5, 2).transpose(1, 2))
+    assert heads[0].data_ptr() == of_tokens.data_ptr()
+    assert one_row.by_rows(of_tokens) is of_tokens  # attention elsewhere is left alone
+
+
+def test_inputs_in_other_places() -> None:
+    """Tensors in a list would stay as they are beside joined ones, and those of four dimensions may be by anything."""
+    one_row, states = OneRow(joins=True, has_mask=False), torch.zeros(3, 4, 2)
+    for other in ([torch.zeros(3, 4, 2)], torch.zeros(3, 4, 2, 2), torch.Size([3]), torch.zeros(2, 2).max(dim=0)):
+        seen: list[Any] = []
+        one_row.call(lambda states, other, seen=seen: seen.append(states.shape), (states, other), {})
+        assert (seen[0] == states.shape) == (not isinstance(other, torch.Size))
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -132,6 +132,7 @@ def test_a_copy_in_the_policys_dtype_takes_them_over() -> None:
     ids = head.head.target_ids
     assert torch.equal(drafter.target_ids, ids) and torch.equal(columns[ids], torch.arange(128, dtype=torch.int32))
     assert (columns >= 0).sum() == 128
+    assert head.for_call(policy).held_vocabulary is held  # graphs that calls of `generate` keep go on reading it
 
 
 def fit_while_the_vocabulary_changes(monkeypatch: pytest.MonkeyPatch) -> Fit:

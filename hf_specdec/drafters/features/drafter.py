@@ -22,7 +22,7 @@ from ..base import Drafter, DraftRequest
 from ..growth import LevelNodes, Noise, TokenLimits, Warp, grow
 from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
 from .checks import check_sizes, in_draft_vocabulary
-from .vocabulary import HeldVocabulary
+from .vocabulary import HeldVocabulary, held_by
 
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class FeatureDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> FeatureDrafter:
         drafter: Any = super().for_call(target)
-        drafter._model_refs, drafter.held_vocabulary = ModelRefs(self.head, target), None
+        drafter._model_refs = ModelRefs(self.head, target)
         drafter.refresh()
         return drafter
 
@@ -96,10 +96,7 @@ class FeatureDrafter(Drafter):
         target = models[1]
         self.head = in_dtype_of(*models)
         ids = self.head.target_ids
-        if ids is None or self.held_vocabulary is None:
-            self.held_vocabulary = None if ids is None else HeldVocabulary(ids)
-        else:
-            self.held_vocabulary = self.held_vocabulary.renewed(ids)
+        self.held_vocabulary = None if ids is None else held_by(models[0], ids)
         self._embedding, self._lm_head = self.head.embed_tokens, None
         if self._embedding is None:
             self._embedding = Borrowed(target.get_input_embeddings(), target.dtype)

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+from torch import nn
+
+
+_held: weakref.WeakKeyDictionary[nn.Module, HeldVocabulary] = weakref.WeakKeyDictionary()
+
+
+def held_by(head: nn.Module, ids: torch.Tensor) -> HeldVocabulary:
+    """
+    The vocabulary of a head, which captured steps of several calls read: the one object that there is for it, with the
+    tokens `ids`.
+    """
+    held = _held.get(head)
+    _held[head] = held = HeldVocabulary(ids) if held is None else held.renewed(ids)
+    return held
 
 
 class HeldVocabulary:
@@ -28,6 +44,8 @@ class HeldVocabulary:
         """The vocabulary `ids`: this object, written over in place, if number and device are the same."""
         if ids.shape != self.ids.shape or ids.device != self.ids.device:
             return HeldVocabulary(ids)
+        if torch.equal(ids, self.ids):
+            return self
         with torch.inference_mode():  # tensors made in it can be written nowhere else
             self.ids.copy_(ids)
             for vocab_size, columns in self._columns.items():

@@ -227,9 +227,9 @@ def budgets(above: int, ranks: int) -> None:
     launch_share_out(paths.long(), paths, paths.bool(), best, best.long(), best, 9, 3, 5, *found)
 
 
-def pairs(candidates: int, rank: int, ranks: int) -> None:
-    log_q, keys = torch.zeros(1, 5, candidates), torch.zeros(9, rank, dtype=torch.bfloat16)
-    queries, lists = torch.zeros(1, 5, candidates, rank, dtype=torch.bfloat16), torch.zeros(1, 5, candidates, ranks)
+def pairs(candidates: int, rank: int, ranks: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    log_q, keys = torch.zeros(1, 5, candidates), torch.zeros(9, rank, dtype=dtype)
+    queries, lists = torch.zeros(1, 5, candidates, rank, dtype=dtype), torch.zeros(1, 5, candidates, ranks)
     launch_pair_lists(log_q.long(), log_q, queries, keys, ranks, True, lists.long(), lists, lists.long())
 
 
@@ -366,6 +366,7 @@ CASES = {
         f"{candidates} pairs of {rank} numbers": lambda candidates=candidates, rank=rank: pairs(candidates, rank, 4)
         for candidates, rank in ((64, 16), (512, 16), (512, 256), (1024, 256))
     },
+    "512 pairs of 256 numbers in float32": lambda: pairs(512, 256, 4, torch.float32),
     **{f"growth of {nodes} nodes": lambda nodes=nodes: growth(nodes) for nodes in (15, 63, 1024)},
     **{f"budgets of {above} nodes": lambda above=above: budgets(above, 10) for above in (1, 10, 64)},
     **{

@@ -8,11 +8,16 @@ import torch
 
 from .._ops import ops, register
 from ..checks import check, check_dtype, check_shape
+from ..devices import shared_memory_limit
 from .naive import pair_lists_naive
 
 
 __all__ = ["PairLists", "pair_lists", "pair_lists_naive"]
 
+BYTES_OF_KEY = 64
+"""Bytes of a token's numbers that are multiplied at once; two such parts of every candidate lie in shared memory."""
+_MORE_MEMORY = 4096
+"""Bytes of shared memory for all else, at most."""
 MOST_CANDIDATES = 1024
 """Candidates of a position that a program holds; of more, plain PyTorch makes the lists."""
 MOST_RANKS = 64
@@ -84,7 +89,10 @@ def pair_lists(
 
 
 def _suits(tokens: torch.Tensor, log_q: torch.Tensor, queries: torch.Tensor, *others: object) -> bool:
-    return tokens.shape[2] <= MOST_CANDIDATES and others[1] <= MOST_RANKS  # type: ignore[operator]
+    if tokens.shape[2] > MOST_CANDIDATES or others[1] > MOST_RANKS:  # type: ignore[operator]
+        return False
+    block = 1 << max(tokens.shape[2] - 1, 15).bit_length()
+    return 2 * BYTES_OF_KEY * block + _MORE_MEMORY <= shared_memory_limit(tokens.device)
 
 
 register(pair_lists_naive, results=("named", "scored", "following"), suits=_suits)

@@ -6,12 +6,11 @@ import triton
 import triton.language as tl
 
 from ..triton_ranking import key_of, nothing, pack, place_of
+from . import BYTES_OF_KEY
 
 
 BLOCK_BEFORE = 16
 """Candidates of the position before that a program has: the fewest that a product of matrices takes."""
-BLOCK_RANK = 32
-"""Most numbers of a query that are multiplied at once."""
 
 
 @triton.jit(do_not_specialize=["candidates", "ranks"])
@@ -69,5 +68,5 @@ def launch_pair_lists(tokens, log_q, queries, keys, ranks, counts_others, named,
         tokens.contiguous(), log_q.contiguous(), queries.contiguous(), keys, named, scored, following,
         candidates, ranks, size, keys.stride(0),
         COUNTS_OTHERS=counts_others, BLOCK=max(16, triton.next_power_of_2(candidates)), BEFORE=BLOCK_BEFORE,
-        RANK=min(BLOCK_RANK, max(16, triton.next_power_of_2(size))), num_warps=8,
+        RANK=min(BYTES_OF_KEY // keys.element_size(), max(16, triton.next_power_of_2(size))), num_warps=8,
     )  # fmt: skip
