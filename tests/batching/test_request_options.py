@@ -128,7 +128,7 @@ def test_stop_strings_of_the_model(target: PreTrainedModel, monkeypatch: pytest.
     with target.init_continuous_batching(
         assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
     ) as manager:
-        assert len(manager._dummy_requests(2, do_sample=True)) == 2
+        assert len(manager._admission.dummy_requests(2, do_sample=True)) == 2
         name = manager.add_request(PROMPTS[0], **options)
         assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], **options)
         with pytest.raises(ValueError, match="tokenizer"):

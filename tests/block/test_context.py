@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -30,8 +31,7 @@ def found_by(head: Any, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.
 def test_fused_layers_turn_keys_by_the_kernel(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same numbers, bit for bit."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    from hf_specdec_kernels import rotary
-
+    rotary = import_module("hf_specdec_kernels.rotary")
     head, calls, unchecked = a_head(dtype), [], rotary.unchecked
     states = torch.randn(2, 5, head.config.hidden_size, dtype=dtype)
     plain = found_by(head, states)
