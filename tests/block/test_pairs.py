@@ -134,7 +134,7 @@ def test_lists_need_no_root_logits() -> None:
     head, tree = head_of("vanilla"), DynamicTree(depth=LEVELS, top_k=3, num_nodes=9)
     logits, states, roots, _ = inputs_of(head)
     drafter: Any = object.__new__(BlockDrafter)
-    drafter.head, drafter.all_logits, drafter.states, drafter.target_ids = head, logits, states, None
+    drafter.head, drafter.all_logits, drafter.states = head, logits, states
     drafter._roots, drafter._level, drafter._carried = roots, 0, None
     asked: list[int] = []
     head.markov_head.markov_w2.register_forward_hook(lambda *_: asked.append(1))

@@ -183,7 +183,10 @@ def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatc
             return lambda *args: calls.append(args)
 
     module = sys.modules[getattr(hf_specdec_kernels, name).__module__]
-    monkeypatch.setattr(module, "ops", Recorder())
+    if hasattr(module, "run"):  # which may pass torch's dispatcher by
+        monkeypatch.setattr(module, "run", lambda operator, *args: calls.append(args))
+    else:
+        monkeypatch.setattr(module, "ops", Recorder())
     getattr(hf_specdec_kernels, name)(**CALLS[name]())
     assert set(torch.library.opcheck(operator.default, calls[0]).values()) == {"SUCCESS"}
 
