@@ -80,7 +80,8 @@ class WarmUp:
                 while len(self._left) > most_left and steps.works:
                     if not self._goes_on():
                         return
-                    self._capture(self._left.pop(0))
+                    self._capture(self._left[0])
+                    del self._left[0]
                 self._run_dummies(plan)
         finally:
             engine.reset_counts()
@@ -153,6 +154,7 @@ class WarmUp:
         engine, began, is_idle = self._engine, time.perf_counter(), not self._engine.scheduler.has_work
         try:
             self._take_times(ahead, ahead.capture(engine.device_steps))
+            self._left = [one for one in self._left if not one.is_there(engine.device_steps)]
         except Exception as error:  # whatever it is, requests go on
             self._left.clear()
             self._at_once = True
@@ -180,11 +182,9 @@ class WarmUp:
         wanted = next(self._wanted(), None)
         if wanted is not None:
             return wanted
-        while self._left:
-            ahead = self._left.pop(0)
-            if not ahead.is_there(steps):
-                return ahead
-        return None
+        while self._left and self._left[0].is_there(steps):
+            del self._left[0]
+        return self._left[0] if self._left else None
 
     @property
     def _may_wait(self) -> bool:

@@ -165,12 +165,12 @@ class DeviceSteps:
             self.compiles = False
         fingerprint = [self._target.adapters.key, *(fingerprint_of(model) for model in models)]
         if not self._ranks.on_all(fingerprint == self._fingerprint):
-            self.num_drops += 1
             self.stored.clear()
             self._read.clear()
             self.prompts.clear()
             if self._pool is not None:
                 self._pool.leave()
+            self.num_drops += 1  # last: other threads may read it
         self._fingerprint = fingerprint
         return not len(self.stored)
 
