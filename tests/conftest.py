@@ -17,6 +17,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from support.calls import telling_prompts  # noqa: E402
+from support.cases import mark_the_rest_slow  # noqa: E402
 from support.device_steps import Steps, install  # noqa: E402
 from support.goldens import assert_target_is_unchanged  # noqa: E402
 from support.models import noisy_copy, tiny_model  # noqa: E402
@@ -99,6 +100,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_the_rest_slow(items)
     places = [HERE / folder for folder in ANY_VERSION_FOLDERS]
     places += [HERE / folder / f"test_{name}.py" for folder, names in ANY_VERSION.items() for name in names.split()]
     own = {path: any(map(path.is_relative_to, places)) for path in {item.path for item in items}}

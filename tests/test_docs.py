@@ -19,7 +19,7 @@ from support.compatibility import family_table
 from support.exact import SIGNIFICANCE
 from support.goldens import trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
-from support.pages import PAGES, ROOT, Outcome, blocks, run_blocks, run_pages, runnable
+from support.pages import PAGES, PLAIN, ROOT, Outcome, blocks, needs, run_blocks, run_pages, runnable
 from support.sampling import a_draft, fit_samples, the_target
 from typer.testing import CliRunner
 
@@ -58,13 +58,22 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(probes: dict[str, Path]) -> dict[Path, Outcome]:
-    return run_pages([*probes.values(), *RUNNABLE])
+def outcomes(probes: dict[str, Path], request: pytest.FixtureRequest) -> dict[Path, Outcome]:
+    """Those of the pages that this run is to run."""
+    own = [item for item in request.session.items if getattr(item, "function", None) is test_python_runs]
+    return run_pages([*probes.values(), *(item.callspec.params["page"] for item in own)])
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if needs(page) == PLAIN else ()) for page in RUNNABLE],
+    ids=name_of,
+)
 def test_python_runs(page: Path, outcomes: dict[Path, Outcome]) -> None:
-    """From top to bottom, in a process that has imported nothing of the library."""
+    """
+    From top to bottom, in a process that has imported nothing of the library. (`make test-plain` runs those that need
+    the package alone.)
+    """
     assert outcomes[page].passed, outcomes[page].printed
 
 

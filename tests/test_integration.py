@@ -49,6 +49,7 @@ TRAINED_TREES = [TokenTree.chain(5), IRREGULAR, DynamicTree(depth=5, top_k=3, nu
 
 
 @pytest.mark.parametrize("tree", TRAINED_TREES, ids=["chain", "irregular", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_trained_model_prompt_by_prompt(trained_draft: PreTrainedModel, tree: Any) -> None:
     """In float32 and against greedy texts that were written by plain `generate` elsewhere."""
     target, goldens = trained_target(), trained_prompts()
@@ -62,6 +63,7 @@ def test_trained_model_prompt_by_prompt(trained_draft: PreTrainedModel, tree: An
 
 @pytest.mark.parametrize("tree", TRAINED_TREES, ids=["chain", "irregular", "dynamic"])
 @pytest.mark.parametrize("kind", ["model", "ngram"])
+@pytest.mark.some_cases(2)
 def test_trained_model_in_a_batch(trained_draft: PreTrainedModel, kind: str, tree: Any) -> None:
     """All prompts at once, of lengths from 8 to 57."""
     target, goldens = trained_target(), trained_prompts()
@@ -246,6 +248,7 @@ def vision(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, Callable[[i
 
 @pytest.mark.parametrize("batch_size, padding", [(1, False), (3, True)])
 @pytest.mark.parametrize("kind", ["text model", "self", "ngram"])
+@pytest.mark.some_cases(8)
 def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding: bool) -> None:
     model, inputs_of = vision
     inputs = inputs_of(batch_size, padding)
@@ -260,6 +263,7 @@ def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding:
 
 @pytest.mark.parametrize("pieces", [((9,), (20,), (4, 5)), ((3, 4, 2), (12,), (1, 8))])
 @pytest.mark.parametrize("name", VISION_MODELS)
+@pytest.mark.some_cases(4)
 def test_images_in_some_rows(name: str, pieces: tuple[tuple[int, ...], ...]) -> None:
     """In the last row alone, and several in one row."""
     model, inputs = VISION_MODELS[name][0](), padded(ragged_image_prompts(name, pieces))

@@ -171,6 +171,7 @@ def test_the_prompt_is_not_put_into_the_cache_twice(target: PreTrainedModel, dra
 
 @pytest.mark.parametrize("beside", [(), ("input_ids",), ("attention_mask",), ("input_ids", "attention_mask")], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(3)
 def test_inputs_embeds(
     target: PreTrainedModel, draft: PreTrainedModel, record_property: Note, batch_size: int, beside: tuple[str, ...]
 ) -> None:
@@ -187,6 +188,7 @@ def test_inputs_embeds(
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("scale", [0.6, 1.5, 3.0])
+@pytest.mark.some_cases(2)
 def test_classifier_free_guidance(
     target: PreTrainedModel, draft: PreTrainedModel, record_property: Note, scale: float, batch_size: int
 ) -> None:

@@ -45,6 +45,7 @@ def text_of(family: str, implementation: str, batch_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("batch_size, kind", [(1, "model"), (3, "model"), (1, "ngram"), (3, "self")])
 @pytest.mark.parametrize("family, implementation", TARGETS)
+@pytest.mark.some_cases(8)
 def test_greedy_equality(family: str, implementation: str, batch_size: int, kind: str) -> None:
     target = target_of(family, implementation)
     draft = {"model": draft_of(family, implementation), "ngram": NgramDraft(min_ngram=1), "self": target}[kind]
@@ -84,6 +85,7 @@ def test_parts_matter(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", PARTIAL)
+@pytest.mark.some_cases(1)
 def test_requests_that_share_steps(family: str) -> None:
     """Prompts in chunks of 16, and requests that wait for blocks of others."""
     target, texts = target_of(family), ragged_prompts((9, 1, 30, 17))
@@ -101,6 +103,7 @@ def test_requests_that_share_steps(family: str) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("family", PARTIAL)
+@pytest.mark.some_cases(3)
 def test_turns(family: str, batch_size: int) -> None:
     """Speculation returns the cache of plain `generate`, goes on with one, and lets it be gone on with."""
     target, found = target_of(family), {}

@@ -57,6 +57,7 @@ def of_family(family: str, count: int = 4, new_tokens: int = 16) -> tuple[PreTra
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(6)
 def test_families_with_a_draft_model(family: str) -> None:
     model, texts = of_family(family)
     call = {"max_new_tokens": len(texts[0]), "tree": IRREGULAR, "continuous_batching_config": limits()}
@@ -64,6 +65,7 @@ def test_families_with_a_draft_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(6)
 def test_families_with_a_head(family: str) -> None:
     model, texts = of_family(family)
     head = tiny_head(model, aux_layer_ids=[0, 1, model.config.get_text_config().num_hidden_layers])
@@ -80,6 +82,7 @@ def texts(target: PreTrainedModel) -> list[list[int]]:
 @pytest.mark.smoke
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0)]", DYNAMIC, "auto", [(0, "[(0,)]"), (20, DYNAMIC)]])
 @pytest.mark.parametrize("kind", ["draft", "ngram"])
+@pytest.mark.some_cases(5)
 def test_trees(target: PreTrainedModel, draft: PreTrainedModel, texts: list[list[int]], kind: str, tree: Any) -> None:
     assistant = draft if kind == "draft" else NgramDraft()
     config = SpeculativeConfig() if tree is None else None
@@ -89,6 +92,7 @@ def test_trees(target: PreTrainedModel, draft: PreTrainedModel, texts: list[list
 
 @pytest.mark.parametrize("name", ["safeailab_eagle1", "safeailab_eagle3", "specforge_eagle3"])
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0), (0, 0, 0)]"])
+@pytest.mark.some_cases(2)
 def test_trained_heads(name: str, tree: str | None) -> None:
     prompts = trained_prompts()["prompts"][:8]
     call = {"tree": tree, "continuous_batching_config": limits()}
@@ -99,6 +103,7 @@ def test_trained_heads(name: str, tree: str | None) -> None:
 
 @pytest.mark.parametrize("num_blocks", [17, 24, 40])
 @pytest.mark.parametrize("kind", ["draft", "ngram", "head"])
+@pytest.mark.some_cases(4)
 def test_few_blocks(kind: str, num_blocks: int) -> None:
     """Requests wait, and lose their K/V to older ones; texts and acceptance do not change."""
     model, expected = of_family("llama", count=len(ragged_prompts()), new_tokens=24)

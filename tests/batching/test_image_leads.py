@@ -83,6 +83,7 @@ def noting_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(4)
 def test_new_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a text that others have read, in one forward with what follows."""
     _, prompts, texts = family(name)
@@ -199,6 +200,7 @@ def long_tails(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(4)
 def test_long_texts_behind_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks, but for what a step may read with the images."""
     prompts, texts = long_tails(name)
@@ -268,6 +270,7 @@ def album(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(4)
 def test_further_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind images that others have read; text behind the first is at its positions, whoever read it."""
     prompts, texts = album(name)

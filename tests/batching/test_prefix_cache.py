@@ -107,6 +107,7 @@ def differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.some_cases(3)
 def test_turns_and_a_shared_beginning(kind: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of plain `generate`; drafts and K/V are those of a manager that shares nothing."""
     dtype, runs = (torch.float32 if captured else torch.float64), runs_of_steps(monkeypatch)
@@ -169,6 +170,7 @@ def test_seeds_draw_the_same(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
+@pytest.mark.some_cases(1)
 def test_few_blocks(kind: str) -> None:
     """Old prefixes give way; a request that loses its blocks finds those again that nobody has taken."""
     system = random_tokens(13)
@@ -346,6 +348,7 @@ def test_nan_stays_where_it_is(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.some_cases(2)
 def test_random_requests_that_end_at_any_time(seed: int, kind: str) -> None:
     """Texts are those of plain `generate`, and at the end nobody has a block."""
     choice = random.Random(seed)

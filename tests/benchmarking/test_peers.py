@@ -183,6 +183,7 @@ def expected(tiny_job: Job) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.some_cases(3)
 def test_own_contenders_say_what_plain_generate_says(
     name: str, tiny_job: Job, expected: dict[int, list[list[int]]]
 ) -> None:

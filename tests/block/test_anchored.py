@@ -55,6 +55,7 @@ def check_rows(head: BlockHead, texts: list[torch.Tensor], anchors: list[list[in
 
 @pytest.mark.parametrize("piece", [2**23, 1])
 @pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.some_cases(8)
 def test_a_training_row_is_the_row_of_drafting(kind: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(anchored._MASK_AT_ONCE, "cpu", piece)
     check_rows(random_block_head(**HEADS[kind]), [torch.randint(5, 512, (1, LENGTH))], [[1, 2, 7, 8, 20, 33, 39]])

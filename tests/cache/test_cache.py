@@ -77,6 +77,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("batch_size, given", [(2, False), (1, True)], ids=["2-returned", "1-given"])
+@pytest.mark.some_cases(3)
 def test_turns(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, given: bool) -> None:
     """Speculating turns on one cache; then plain `generate` goes on with it, and speculation after that."""
     ours, plain = (
@@ -215,6 +216,7 @@ def test_a_cache_is_untouched_when_a_call_fails(target: PreTrainedModel, draft: 
 
 
 @pytest.mark.parametrize("speculates", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+@pytest.mark.some_cases(4)
 def test_a_cache_that_records_its_past(
     target: PreTrainedModel, draft: PreTrainedModel, speculates: tuple[bool, ...]
 ) -> None:

@@ -29,6 +29,7 @@ def allocated(cache: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deepseek_v32"])
+@pytest.mark.some_cases(10)
 def test_what_is_predicted_is_allocated(kind: str) -> None:
     family, values = (KINDS | PARTIAL)[kind]
     model = tiny_model(family, **values)

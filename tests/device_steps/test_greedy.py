@@ -72,6 +72,7 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
 @BY_ATTENTION
 @rows_and_trees(IRREGULAR, DYNAMIC)
 @pytest.mark.parametrize("family", (*FAMILIES, *CAPTURED))
+@pytest.mark.some_cases
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
     target, draft = pair(family, prompts(batch_size, 9, padding=batch_size > 1))
     if family not in CAPTURED and not supports_switching(target):

@@ -73,6 +73,7 @@ def on(device: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
 @pytest.mark.parametrize("draft_is", ["on the first", "on the second", "spread"])
+@pytest.mark.some_cases(9)
 def test_draft_models(
     whole: PreTrainedModel, spread: PreTrainedModel, places: tuple[str, str], draft_is: str, tree: Any, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_cache_goes_in_and_comes_back(
     [("draft model", IRREGULAR), ("head", DYNAMIC), ("draft model", "auto")],
     ids=["static", "dynamic", "auto"],
 )
+@pytest.mark.some_cases(3)
 def test_many_requests(
     whole: PreTrainedModel, spread: PreTrainedModel, places: tuple[str, str], kind: str, tree: Any
 ) -> None:

@@ -42,6 +42,7 @@ def as_published(golden: str, num_texts: int = 6) -> Diagnosis:
 
 
 @pytest.mark.parametrize("golden", ALL)
+@pytest.mark.some_cases(2)
 def test_good_heads(golden: str) -> None:
     diagnosis = as_published(golden)
     assert diagnosis.is_good and "fits as it is read" in diagnosis.verdict
@@ -68,6 +69,7 @@ def misreadings() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("golden", "wrong"), misreadings(), ids=str)
+@pytest.mark.some_cases(8)
 def test_misread_heads(golden: str, wrong: dict[str, Any]) -> None:
     """What is recommended is the right reading, although some mistakes cost hardly any token."""
     right = block_head(golden).config
@@ -94,6 +96,7 @@ TWO_MISTAKES: list[tuple[str, dict[str, Any]]] = [
     [pytest.param(*case, marks=() if case[0] in ("dflash", "dspark") else pytest.mark.slow) for case in TWO_MISTAKES],
     ids=str,
 )
+@pytest.mark.some_cases(1)
 def test_one_mistake_does_not_hide_another(golden: str, wrong: dict[str, Any]) -> None:
     right, head = block_head(golden).config, block_head(golden, **wrong)
     diagnosis = diagnosis_of(head, num_texts=2, most_changes=2)

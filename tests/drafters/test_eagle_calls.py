@@ -36,6 +36,7 @@ from hf_specdec.drafters.heads import in_dtype_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(5)
 def test_targets_of_every_family(family: str) -> None:
     target = tiny_model(family)
     number = target.config.get_text_config().num_hidden_layers
@@ -121,6 +122,7 @@ class RunsTheTarget(StoppingCriteria):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.some_cases(1)
 def test_others_run_the_target_meanwhile(rows: int) -> None:
     """Features are those of the call's own forwards."""
     inputs, head = trained_inputs(rows), trained_head()
@@ -141,6 +143,7 @@ def test_offloaded_targets() -> None:
 
 
 @pytest.mark.parametrize("disable_by_batch_size", [0, 1, 2])
+@pytest.mark.some_cases(1)
 def test_disabled_by_load(disable_by_batch_size: int) -> None:
     target, head = trained_target(), trained_head()
     ids = torch.tensor([prompt[:12] for prompt in trained_prompts()["prompts"] if len(prompt) >= 12][:3])

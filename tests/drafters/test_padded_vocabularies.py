@@ -49,6 +49,7 @@ def assert_holds_foreign(text: torch.Tensor) -> None:
 @both_sizes
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(4)
 def test_greedy_texts(target: PreTrainedModel, size: int, tree: Any, batch_size: int) -> None:
     inputs = prompts(batch_size, 12, padding=True)
     text = target.generate(**inputs, max_new_tokens=40, do_sample=False)
@@ -83,6 +84,7 @@ def test_greedy_texts_on_graphs(
 
 @pytest.mark.parametrize("with_graphs", [False, True], ids=["host", "steps"])
 @both_sizes
+@pytest.mark.some_cases(2)
 def test_greedy_requests(
     target: PreTrainedModel, size: int, with_graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_the_distribution_with_a_warper(size: int) -> None:
 
 
 @pytest.mark.parametrize("size, method", [(6, "rejection"), (6, "target"), (11, "rejection")])
+@pytest.mark.some_cases(1)
 def test_the_distribution_of_captured_steps(size: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the kernels need triton")
     steps = install(monkeypatch, with_kernel=True)

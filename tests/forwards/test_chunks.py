@@ -53,6 +53,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases
 def test_families(family: str, batch_size: int, read: list[int]) -> None:
     target = tiny_model(family, dtype=torch.float32)
     draft = noisy_copy(target, 0.05)

@@ -48,6 +48,7 @@ def shuffled_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["n-gram", "draft model", "head"])
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.some_cases(3)
 def test_a_seed_reproduces_a_call(kind: str, rows: int, shuffled_times: None) -> None:
     inputs, options, texts, trees = prompts(rows, 12, padding=True), drafts()[kind], [], []
     if kind == "n-gram":  # which find something in a text that repeats itself
@@ -84,6 +85,7 @@ def test_a_seed_reproduces_a_batch(kind: str, shuffled_times: None) -> None:
 
 @pytest.mark.parametrize("draft", ["noisy", "head"])
 @pytest.mark.parametrize("tree", [None, "auto"])
+@pytest.mark.some_cases(2)
 def test_the_distribution_is_the_target_s(draft: str, tree: str | None) -> None:
     assistant = a_head(5) if draft == "head" else a_draft(draft)
     assert fit_samples(SpeculativeConfig(tree=tree), assistant, "temperature").p_value > SIGNIFICANCE

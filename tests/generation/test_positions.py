@@ -96,6 +96,7 @@ def assert_same_outcome(model: PreTrainedModel, inputs: dict[str, Any], draft: d
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("family", TABLES)
+@pytest.mark.some_cases(10)
 def test_trees_end_at_the_last_position(family: str, draft: str) -> None:
     """An end token, a criterion of one's own, or no end before the table's, where plain `generate` fails too."""
     target, inputs = target_of(family), prompts(1, PROMPT)
@@ -215,6 +216,7 @@ def test_requests_as_long_as_the_table() -> None:
 
 @pytest.mark.parametrize("draft", ["n-grams", "longer draft", "head", "itself"])
 @pytest.mark.parametrize("family", TABLES)
+@pytest.mark.some_cases(7)
 def test_requests_that_go_past_the_table(family: str, draft: str) -> None:
     """Each ends as alone in plain `generate`, with the tokens that its streamer has had; the others go on."""
     target = target_of(family)
@@ -257,6 +259,7 @@ def test_a_table_that_has_more_positions_than_it_says(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("draft", ["noisy", "longer draft", "head"])
+@pytest.mark.some_cases(1)
 def test_captured_steps(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nodes, catch-up rows and resting rows have positions that the table has."""
     pytest.importorskip("triton", reason="the kernels need triton")

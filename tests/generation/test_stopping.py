@@ -36,6 +36,7 @@ Text = list[list[int]]
         for batch_size in (1, 3)
     ],
 )
+@pytest.mark.some_cases(8)
 def test_length(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -180,6 +181,7 @@ def written(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, inputs:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("name", STOP_STRINGS)
+@pytest.mark.some_cases(5)
 def test_stop_strings(
     target: PreTrainedModel,
     draft: PreTrainedModel,

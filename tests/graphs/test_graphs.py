@@ -42,6 +42,7 @@ CALLS = {"one row, static": (1, TREE), "three rows, dynamic": (3, DYNAMIC)}
     ],
     indirect=["stand_in"],
 )
+@pytest.mark.some_cases(9)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
     target = tiny_model(family)
@@ -61,6 +62,7 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
 @pytest.mark.parametrize("stand_in", [True], ids=["kernel"], indirect=True)
 @pytest.mark.parametrize("batch_size, tree", [(1, TREE), (3, DYNAMIC)], ids=["one row, static", "three rows, dynamic"])
 @pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "falcon_h1", "mamba2"])
+@pytest.mark.some_cases(3)
 def test_layers_with_states(family: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
     """A later call, whose layers have not run before its forward is replayed, returns the states of its own text."""
     target = hybrid(family)

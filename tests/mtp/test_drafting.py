@@ -116,6 +116,7 @@ def test_outputs_are_those_of_the_published_parts(family: str) -> None:
         *(pytest.param(family, DYNAMIC, id=f"{family}-dynamic") for family in ONE_OF_EACH),
     ],
 )
+@pytest.mark.some_cases
 def test_calls(family: str, tree: Any) -> None:
     """Of ragged rows with padding, one of them of two tokens."""
     target, head, _ = the_pair(family)
@@ -127,6 +128,7 @@ def test_calls(family: str, tree: Any) -> None:
 
 
 @pytest.mark.parametrize("family", [family for family in ONE_OF_EACH if family in ("glm4_moe", "mimo_v2_flash")])
+@pytest.mark.some_cases(1)
 def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than a forward; and what waits while speculation is off, until rows have ended."""
     monkeypatch.setattr(drafter_of_calls, "LONGEST_FORWARD", 4)
@@ -141,6 +143,7 @@ def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(2)
 def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, which the head reads in pieces."""
     target, head, _ = the_pair(family)
@@ -151,6 +154,7 @@ def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("family, tree", [("hy_v3", TREE), ("hy_v3", DYNAMIC), ("mimo_v2_flash", DYNAMIC)])
+@pytest.mark.some_cases(1)
 def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
     """The text, and what the steps of the host accept, with one module and with three that have windows."""
     if family not in KNOWN:
@@ -168,6 +172,7 @@ def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+@pytest.mark.some_cases(1)
 def test_whole_steps_of_several_modules_in_flight(
     limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def converse(
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(5)
 def test_turns_on_one_cache(family: str, batch_size: int) -> None:
     model = hybrid(family)
     # Plain forwards of several tokens behind a filled cache forget the states of Mamba-1.
@@ -53,6 +54,7 @@ def test_turns_on_one_cache(family: str, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(2)
 def test_rows_that_end_early(family: str) -> None:
     """The cache holds padding after their ends, as that of plain `generate` does."""
     assert_padding(hybrid(family), synced_gpus=False)
@@ -105,6 +107,7 @@ GREEDY = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": Tr
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(2)
 def test_a_row_that_ends_ahead(family: str) -> None:
     """An end token that was drafted enters no state before other rows have gone on past it; here they do not."""
     model = hybrid(family)
