@@ -14,7 +14,7 @@ from hf_specdec.compiling.layers import MOST_SHAPES
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards.node_inputs import causal_chain
 from hf_specdec.forwards.outputs import over_trees
-from hf_specdec.graphs.paged import FEWEST_BLOCKS, next_power_of_two
+from hf_specdec.graphs.sizes import FEWEST_BLOCKS, next_power_of_two
 from hf_specdec.trees import TokenTree, Topology
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from ..graphs.paged import next_power_of_two, next_size
+from ..graphs.sizes import next_power_of_two, next_size
 from ..models.positions import num_positions
 from ..states.kernel import MOST_NODES as MOST_STATE_NODES
 from ..trees import AutoTree, DynamicTree, TokenTree, TreeSchedule

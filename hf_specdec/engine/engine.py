@@ -14,7 +14,7 @@ from ..cache.blocks import BlockPool
 from ..drafters import Drafter, drafting_of
 from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
-from ..graphs.paged import FEWEST_BLOCKS
+from ..graphs.sizes import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from . import grouping, host_step, prompt_reading

@@ -22,7 +22,8 @@ from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
 from ..forwards.whole_prompt import continues_alike, read_whole, shift_after
 from ..graphs import GraphPool
-from ..graphs.paged import PagedGraphs, next_size
+from ..graphs.paged import PagedGraphs
+from ..graphs.sizes import next_size
 from ..models.own_positions import preparation_of
 from ..models.positions import last_position, may_refuse
 from ..models.structure import execution_device

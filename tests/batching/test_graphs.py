@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs, kernels
 from hf_specdec.attention import supports_switching
 from hf_specdec.cache import blocks, paged_cache
-from hf_specdec.graphs import paged as paged_graphs
+from hf_specdec.graphs import paged_forward
 from hf_specdec.trees import draft_tree
 
 
@@ -94,7 +94,7 @@ def test_rows_of_others_are_left_alone(stand_in: StandIn, monkeypatch: pytest.Mo
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8, 9))
     draft = noisy_copy(target)
     both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())
-    for module in (paged_graphs, paged_cache):
+    for module in (paged_forward, paged_cache):
         monkeypatch.setattr(module, "WASTE_BLOCK", blocks.NUM_RESERVED + 2)
     with pytest.raises(AssertionError):
         both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())

@@ -21,7 +21,8 @@ from hf_specdec.engine.captured.prompts import DevicePrompts
 from hf_specdec.engine.engine import Engine
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards.chunks import next_chunk, padded_chunk
-from hf_specdec.graphs.paged import PagedForward, PagedGraphs
+from hf_specdec.graphs.paged import PagedGraphs
+from hf_specdec.graphs.paged_forward import PagedForward
 
 
 WIDTHS = (4, 16)

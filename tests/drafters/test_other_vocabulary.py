@@ -38,7 +38,7 @@ from hf_specdec.drafters.other_vocabulary import (
 )
 from hf_specdec.forwards.tree_forward import TreeForward
 from hf_specdec.graphs.forwards import CapturedForward
-from hf_specdec.graphs.paged import PagedForward
+from hf_specdec.graphs.paged_forward import PagedForward
 
 
 DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=8)

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ...compiling.layers import any_number_of_shapes
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...graphs.exchanges import captured_together
-from ...graphs.paged import FEWEST_BLOCKS, next_size
+from ...graphs.sizes import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...ranks import Ranks
 from ...trees import AutoTree, DynamicTree, TokenTree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
+from ...graphs.sizes import FEWEST_BLOCKS, next_power_of_two, next_size
 from ...trees import DynamicTree, TokenTree
 from ...verification import Verifier
 from ...verification.log_probabilities import MOST_BEST
