@@ -17,7 +17,7 @@ from ..gemma import GemmaAssistant
 from ..graphs import GraphPool
 from ..medusa import MedusaHeads
 from ..mtp import MtpHead
-from .base import Drafter, DraftRequest
+from .base import Drafter
 from .block import BlockDrafter
 from .draft_model import DraftModelDrafter, DraftModelDrafting
 from .drafting import Drafting
@@ -31,6 +31,7 @@ from .ngram import NgramDraft
 from .observed import ObservedDrafter
 from .one_by_one import OneByOneDrafting
 from .other_vocabulary import OtherVocabularyDrafter, OtherVocabularyDrafting, translating
+from .request import DraftRequest
 from .several_mtp import SeveralMtpDrafter, SeveralMtpDrafting, mtp_drafter
 
 

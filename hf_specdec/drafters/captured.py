@@ -18,7 +18,7 @@ from .growth import Warp, grow, held_levels
 if TYPE_CHECKING:
     from ..engine.captured.rows import InFlightRows
     from ..forwards.tree_forward import TreeForward
-    from .base import DraftRequest
+    from .request import DraftRequest
 
 
 class CapturedDraft(ABC):

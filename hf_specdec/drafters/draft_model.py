@@ -25,10 +25,11 @@ from ..sequences import Rows, Sequences, StepRows
 from ..states import is_attention_free, layer_kinds_of, running_over
 from ..states.kernel import MOST_NODES
 from ..trees import DraftTree, DynamicTree, TokenTree
-from .base import Drafter, DraftRequest
+from .base import Drafter
 from .captured import GrowingDraft
 from .drafting import MOST_UNREAD_TOKENS, CachedDrafting
 from .growth import LevelNodes, RereadNodes, Warp, grow, num_forwarded
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

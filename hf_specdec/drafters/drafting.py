@@ -14,7 +14,8 @@ from ..cache.paged_cache import PagedCache
 from ..cache.pending_features import PendingFeatures
 from ..kernels import DTYPES
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
-from .base import Drafter, DraftRequest
+from .base import Drafter
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from .last_feature import CapturedLastFeature, LastFeatureDrafter, LastFeatureDr
 if TYPE_CHECKING:
     from ..engine.request import Request
     from ..forwards.target import TreeTarget
-    from .base import DraftRequest
+    from .request import DraftRequest
 
 TARGETS = ("gemma4_text", "gemma4_unified_text")
 """Values of `model_type` of text configs of targets that have assistants."""

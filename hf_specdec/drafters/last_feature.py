@@ -17,11 +17,12 @@ from ..cache.last_features import LastFeatures
 from ..models.structure import execution_device
 from ..sequences import Rows, Sequences, StepRows
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
-from .base import Drafter, DraftRequest
+from .base import Drafter
 from .captured import CapturedDraft
 from .drafting import Drafting, nodes_of
 from .growth import Warp, held_levels
 from .heads import ModelRefs, in_dtype_of
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
-from .base import Drafter, DraftRequest
+from .base import Drafter
 from .continuations import Continuation, Filled, as_draft_tree, fill_dynamic, fill_static
+from .request import DraftRequest
 
 
 class NgramDraft(Drafter):

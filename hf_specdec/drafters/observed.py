@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
-from .base import Drafter, DraftRequest
+from .base import Drafter
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

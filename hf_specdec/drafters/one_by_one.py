@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from ..sequences import Sequences
 from ..trees import DraftTree, Evidence
 from ..trees.joining import join_drafts
-from .base import Drafter, DraftRequest
+from .base import Drafter
 from .drafting import Drafting
 from .proposals import check_proposal
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

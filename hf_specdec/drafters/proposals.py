@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..trees import DraftTree, Topology
-from .base import Drafter, DraftRequest
+from .base import Drafter
+from .request import DraftRequest
 
 
 def check_proposal(draft: DraftTree, drafter: Drafter, draft_request: DraftRequest) -> None:

@@ -12,11 +12,11 @@ from ..forwards.node_inputs import causal_chain
 from ..mtp import MtpHead
 from ..sequences import Rows
 from ..trees import DraftTree
-from .base import DraftRequest
 from .drafting import MOST_UNREAD_TOKENS, nodes_of
 from .features import CapturedFeatures, FeatureDrafting
 from .growth import LevelNodes
 from .mtp import MtpDrafter
+from .request import DraftRequest
 
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import torch
 
 from ...trees import DraftTree, DynamicTree, TokenTree
 from ...trees.confidence import Calibration, calibrated_chances, wide_tree
-from ..base import DraftRequest
 from ..captured import GrowingDraft
 from ..growth import LikeliestNodes, Warp
+from ..request import DraftRequest
 
 
 if TYPE_CHECKING:

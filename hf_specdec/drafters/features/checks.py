@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
 
 from ...models.structure import decoder_layers
-from ..base import DraftRequest
+from ..request import DraftRequest
 
 
 def check_sizes(head: Any, target: PreTrainedModel) -> None:

@@ -18,9 +18,10 @@ from ...graphs import GraphStore
 from ...models.structure import execution_device
 from ...sequences import Rows, Sequences
 from ...trees import DraftTree, DynamicTree, TokenTree
-from ..base import Drafter, DraftRequest
+from ..base import Drafter
 from ..growth import LevelNodes, Noise, TokenLimits, Warp, grow
 from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
+from ..request import DraftRequest
 from .checks import check_sizes, in_draft_vocabulary
 from .vocabulary import HeldVocabulary, held_by
 

@@ -16,8 +16,8 @@ from ...graphs.paged import PagedGraphs
 from ...models.structure import execution_device
 from ...sequences import StepRows
 from ...trees import DraftTree, DynamicTree, TokenTree
-from ..base import DraftRequest
 from ..drafting import MOST_UNREAD_TOKENS, CachedDrafting, nodes_of
+from ..request import DraftRequest
 from .captured import CapturedFeatures
 from .drafter import FeatureDrafter
 

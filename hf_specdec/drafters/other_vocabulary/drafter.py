@@ -12,8 +12,9 @@ from ...models.structure import execution_device
 from ...sequences import Rows, Sequences, StepRows
 from ...states import layer_kinds_of
 from ...trees import DraftTree
-from ..base import Drafter, DraftRequest
+from ..base import Drafter
 from ..draft_model import DraftModelDrafter
+from ..request import DraftRequest
 from .texts import DraftText
 from .translation import Translation
 

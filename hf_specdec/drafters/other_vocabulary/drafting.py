@@ -12,9 +12,9 @@ from ...cache.blocks import BlockPool
 from ...graphs import GraphPool
 from ...trees import DraftTree
 from ...trees.joining import join_drafts
-from ..base import DraftRequest
 from ..draft_model import DraftModelDrafting
 from ..drafting import Drafting
+from ..request import DraftRequest
 from .drafter import OtherVocabularyDrafter
 from .texts import DraftText
 
