@@ -169,8 +169,8 @@ def test_catches_up_after_steps_without_drafts(monkeypatch: pytest.MonkeyPatch) 
 
     never, pausing = RecordingDrafter(head), Pausing(head)
     text = target.generate(**inputs, assistant_model=never, tree=tree, do_sample=False, max_new_tokens=60)
-    monkeypatch.setattr("hf_specdec.drafters.features.drafter.LONGEST_FORWARD", 5)
-    monkeypatch.setattr("hf_specdec.drafters.features.drafter.MOST_PENDING", 7)
+    monkeypatch.setattr("hf_specdec.drafters.features.reading.LONGEST_FORWARD", 5)
+    monkeypatch.setattr("hf_specdec.drafters.features.reading.MOST_PENDING", 7)
     drafted = {lengths[0]: draft.tokens for draft, lengths in zip(never.trees, never.lengths, strict=True)}
     paused = target.generate(**inputs, assistant_model=pausing, tree=tree, do_sample=False, max_new_tokens=60)
     assert paused.tolist() == text.tolist()
