@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from . import grouping, host_step, prompt_reading
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
-from .captured import DeviceSteps, DraftGroup, Outcome, StepRunner
+from .captured import DeviceSteps, StepRunner
 from .noises import Noises
 from .policy import LoadPolicy
 from .prefixes import PrefixCache
@@ -255,7 +255,7 @@ class Engine:
                     if outcome is None:
                         break
                     advanced = [request for request in requests if not request.is_over]
-                    self._take_outcome(requests, groups, outcome)
+                    outcome.give(self, requests, groups)
                     ran = True
                 yield advanced
         if not ran:
@@ -281,64 +281,3 @@ class Engine:
             or self.choices.are_given
             or (self.speculates and not self.choices.begin_next(requests))
         )
-
-    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
-        """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
-        walk = outcome.walk
-        self.num_steps += 1
-        for row, request in enumerate(requests):
-            if row in outcome.left_out:
-                continue
-            tokens, path = walk.tokens[row], walk.paths[row] or []
-            num_kept = self.bookkeeping.append(request, tokens)
-            error = outcome.errors.get(row)
-            if error is not None and not request.is_over:
-                request.fail(error, by_its_options=isinstance(error, Exception))
-            request.logprobs += outcome.logprobs.get(row, [])[:num_kept]
-            if num_kept < len(tokens) and not self.runs_ahead:
-                self.target.cache.limit_states(request.table, num_kept)
-            if request.error is not None or row in outcome.spoiled:
-                walk.paths[row] = None
-                continue
-            self.bookkeeping.num_tokens_generated += num_kept
-            walk.paths[row] = path = path[:num_kept]
-            self.target.cache.note_length(request.table, request.length - 1)
-            self.bookkeeping.count(request, len(path), outcome.drafted.get(row))
-        for rows, features in outcome.features:
-            kept = [[] if (own := walk.paths[row]) is None else list(range(len(own) + 1)) for row in rows]
-            self.drafting.observe([requests[row] for row in rows], kept, features)
-        kept_of_all = [0 if path is None else len(path) + 1 for path in walk.paths]
-        if self.drafting.features is not None:
-            self.drafting.note_features(requests, kept_of_all)
-        elif not outcome.features:
-            self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        seconds = self._seconds_of_step(outcome)
-        if self.speculates:
-            ran = outcome.drafted.keys() | outcome.left_out | outcome.spoiled.keys()
-            of_groups = {row: group.draft_request.plan.tree for group in groups for row in group.rows}
-            trees = {row: tree for row, tree in of_groups.items() if row in ran}
-            paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
-            flags = {"only_read": outcome.only_read, "was_deferred": outcome.was_deferred}
-            self.choices.end_device_step(trees, paths, seconds, **flags, row_outcomes=outcome.row_outcomes)
-        self.bookkeeping.mark_nan_of_failed(requests)
-        # What goes on was wiped after this run had been launched.
-        self.bookkeeping.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
-        if outcome.spoiled:
-            self.bookkeeping.refuse_spoiled([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
-
-    def _seconds_of_step(self, outcome: Outcome) -> float | None:
-        """
-        Seconds from the launch of a captured step, or from the report of the step before it if that came later, to its
-        report. (What the host does with a report counts where it keeps the device waiting, as the next step is then
-        launched late, and not in a step that was launched alone: else that would seem slower than one launched ahead.)
-        None if that is no measure of a step, because prompts were read in between (as after every pause) or something
-        was captured.
-        """
-        before, self.last_end = self.last_end, outcome.came_at
-        if before is None or outcome.captured:
-            return None
-        seconds = outcome.came_at - max(before, outcome.launched_at)
-        if self.choices.are_learning:
-            seconds = self.ranks.agree_on(seconds)[0]
-            self.device_steps.budget.time += seconds
-        return seconds

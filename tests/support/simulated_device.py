@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from hf_specdec import DynamicTree, TokenTree
-from hf_specdec.engine import engine
 from hf_specdec.engine.captured import device_steps, outcome, step
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.keys import StepKind
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.engine import Engine
 from hf_specdec.trees.auto_tables import likeliest_paths
 from hf_specdec.trees.candidate_choice import CandidateChoice
 from hf_specdec.verification import Verifier
@@ -200,19 +200,17 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
         found.wait(self)
         return report(self)
 
-    take_outcome = engine.Engine._take_outcome
+    give = outcome.Outcome.give
 
-    def taken(self: engine.Engine, requests: Any, groups: Any, outcome: Any) -> None:
-        take_outcome(self, requests, groups, outcome)
-        drafted = [
-            group.draft_request.plan.tree for group in groups if any(row in outcome.drafted for row in group.rows)
-        ]
-        rows = [row for row in range(len(requests)) if row not in outcome.left_out]
-        tokens = sum(len(outcome.walk.tokens[row]) for row in rows)
+    def given(self: outcome.Outcome, engine: Engine, requests: Any, groups: Any) -> None:
+        give(self, engine, requests, groups)
+        drafted = [group.draft_request.plan.tree for group in groups if any(row in self.drafted for row in group.rows)]
+        rows = [row for row in range(len(requests)) if row not in self.left_out]
+        tokens = sum(len(self.walk.tokens[row]) for row in rows)
         explores = any(
             choice.explores
-            for tree in self.choices._asked
-            if isinstance(choice := self.choices.autos.of(tree), CandidateChoice)
+            for tree in engine.choices._asked
+            if isinstance(choice := engine.choices.autos.of(tree), CandidateChoice)
         )
         found.end(drafted[0] if drafted else None, len(rows), tokens, explores)
 
@@ -220,7 +218,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
     monkeypatch.setattr(InFlightStep, "launch", launched)
     monkeypatch.setattr(InFlightStep, "report", reported)
     monkeypatch.setattr(InFlightStep, "_run", lambda self: _run(self, found))
-    monkeypatch.setattr(engine.Engine, "_take_outcome", taken)
+    monkeypatch.setattr(outcome.Outcome, "give", given)
     return found
 
 

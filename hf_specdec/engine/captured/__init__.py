@@ -3,7 +3,7 @@ Captured steps: whole steps of requests, be they the rows of a `generate` call o
 CUDA graph. A graph has the draft's catching up and its trees, the target's forward, the walk and the commit; the host
 loads the rows and reads the report.
 
-- `keys`: kinds and sizes of steps, which are fixed at a capture.
+- `keys`: kinds and sizes of steps, which are fixed at a capture; `kinds`: which kind rows need.
 - `rows`: the inputs of a captured step, per row; `staged_rows`: how the host loads them; `row_buffer`: their memory;
   `values`: what they are loaded with.
 - `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from.

@@ -23,17 +23,14 @@ from ...verification import Verifier
 from ..request import Request
 from ..wanted_trees import wanted_tree
 from .captured import CapturedStep
-from .grammars import has_grammar
 from .keys import StepKey, StepKind, StepSize
-from .log_probabilities import best_asked
+from .kinds import kind_of, part_under_auto
 from .parts import StepPart
-from .processing import filters_by_kernels, processing_of
 from .prompts import DevicePrompts
 from .staged_rows import RowValues
 from .step import InFlightStep
 from .stored import CapturedSteps
 from .values import ValuesOfRows
-from .walks import kinds_among
 
 
 if TYPE_CHECKING:
@@ -128,11 +125,7 @@ class DeviceSteps:
         that has to read pending features first.
         """
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
-        serving = [
-            key
-            for key in self.stored.fitting(size)
-            if key.kind.stands_in_for(self._kind_under_auto(requests, key.kind.tree, key.kind.reads))
-        ]
+        serving = [key for key in self.stored.fitting(size) if self._serves_auto(key.kind, requests)]
         store = self._drafting.features
         waits = 0 if store is None else max(store.counts(requests))
         reads = any(key.kind.reads and waits <= key.size.lag for key in serving)
@@ -195,42 +188,19 @@ class DeviceSteps:
             read_width (`int`): width at which a head reads in the step; 0: it need not.
         """
         drafted = len(part.drafted)
-        kinds = [one.options.verifier(part.draws and place < drafted) for place, one in enumerate(part.own)]
+        verifiers = [one.options.verifier(part.draws and place < drafted) for place, one in enumerate(part.own)]
         lag = read_width or self._values.lag_of(part, next_size(fewest))
-        return StepKey(self._kind_of(part, kinds), StepSize(rows, blocks, part.depth, lag))
+        return StepKey(self._kind_of(part, verifiers), StepSize(rows, blocks, part.depth, lag))
 
-    def _kind_of(self, part: StepPart, kinds: list[Verifier]) -> StepKind:
-        tests = part.draws and not part.by_position
-        found = kinds_among(kinds, tests) if self.mixes_rows else frozenset(kinds)
-        filtered = part.own if Verifier.BY_POSITION in found else part.of(part.drafted) if part.draws else []
-        return StepKind(
-            tree=part.tree,
-            kinds=found,
-            has_seeds=self.mixes_rows,
-            draws=part.draws,
-            is_filtered=filters_by_kernels(filtered),
-            by_position=part.by_position,
-            processing=processing_of(part.own),
-            shapes=part.shapes,
-            reports_ranks=part.reports_ranks,
-            has_grammars=has_grammar(part.own),
-            reads=bool(part.reading),
-            compiles=self.compiles,
-            compiles_whole=self.compiles_whole,
-            best=best_asked(part.own),
-        )
+    def _kind_of(self, part: StepPart, verifiers: list[Verifier]) -> StepKind:
+        return kind_of(part, verifiers, self.mixes_rows, self.compiles, self.compiles_whole)
 
-    def _kind_under_auto(self, requests: list[Request], tree: TokenTree | DynamicTree | None, reads: bool) -> StepKind:
-        """The kind of a step of requests that all have a tree which "auto" has chosen; see `grouping`."""
-        plans = [request.options.plan for request in requests] if tree is not None else []
-        draws = any(plan is not None and plan.draws_children for plan in plans)
-        by_position = draws and any(plan is not None and plan.draws_by_position for plan in plans)
-        part = StepPart(requests, tree, draws, by_position, plain=list(range(len(requests))))
+    def _serves_auto(self, kind: StepKind, requests: list[Request]) -> bool:
+        """Whether steps of a kind can run these requests if "auto" chooses the tree of the kind for them."""
         may_shape = self._drafting.has_confidence and not self._ranks.are_several
-        part.shapes = may_shape and isinstance(tree, TokenTree)
-        part.reports_ranks = part.shapes or isinstance(tree, DynamicTree)
-        part.reading = part.plain if reads else []
-        return self._kind_of(part, [request.options.verifier(draws) for request in requests])
+        part = part_under_auto(requests, kind.tree, kind.reads, may_shape)
+        verifiers = [request.options.verifier(part.draws) for request in requests]
+        return kind.stands_in_for(self._kind_of(part, verifiers))
 
     def _new_width(self, part: StepPart) -> int:
         """A width at which a head has not read yet, where it is to read at each at once; else 0."""

@@ -1,4 +1,4 @@
-"""What comes of a captured step: the tokens of its rows, and what else the host learns from its report."""
+"""What comes of a captured step, as its report says, and what requests, caches and counts get of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from .verdicts import NOTHING_TO_DRAW
 
 if TYPE_CHECKING:
     from ...verification.log_probabilities import TokenLogprob
+    from ..engine import Engine
+    from ..request import Request
 
 
 @dataclass
@@ -114,6 +116,67 @@ class Outcome:
             if own and temperature not in self.learnt and temperature.begin_step():
                 temperature.learn(mean_overlaps(own))
             self.learnt.add(temperature)
+
+    def give(self, engine: Engine, requests: list[Request], groups: list[DraftGroup]) -> None:
+        """Gives the requests of the step their tokens, updates caches and counts, and lets "auto" learn."""
+        walk = self.walk
+        engine.num_steps += 1
+        for row, request in enumerate(requests):
+            if row in self.left_out:
+                continue
+            tokens, path = walk.tokens[row], walk.paths[row] or []
+            num_kept = engine.bookkeeping.append(request, tokens)
+            error = self.errors.get(row)
+            if error is not None and not request.is_over:
+                request.fail(error, by_its_options=isinstance(error, Exception))
+            request.logprobs += self.logprobs.get(row, [])[:num_kept]
+            if num_kept < len(tokens) and not engine.runs_ahead:
+                engine.target.cache.limit_states(request.table, num_kept)
+            if request.error is not None or row in self.spoiled:
+                walk.paths[row] = None
+                continue
+            engine.bookkeeping.num_tokens_generated += num_kept
+            walk.paths[row] = path = path[:num_kept]
+            engine.target.cache.note_length(request.table, request.length - 1)
+            engine.bookkeeping.count(request, len(path), self.drafted.get(row))
+        for rows, features in self.features:
+            kept = [[] if (own := walk.paths[row]) is None else list(range(len(own) + 1)) for row in rows]
+            engine.drafting.observe([requests[row] for row in rows], kept, features)
+        kept_of_all = [0 if path is None else len(path) + 1 for path in walk.paths]
+        if engine.drafting.features is not None:
+            engine.drafting.note_features(requests, kept_of_all)
+        elif not self.features:
+            engine.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        seconds = self._take_seconds(engine)
+        if engine.speculates:
+            ran = self.drafted.keys() | self.left_out | self.spoiled.keys()
+            of_groups = {row: group.draft_request.plan.tree for group in groups for row in group.rows}
+            trees = {row: tree for row, tree in of_groups.items() if row in ran}
+            paths = [path if self.drafted.get(row) else None for row, path in enumerate(walk.paths)]
+            flags = {"only_read": self.only_read, "was_deferred": self.was_deferred}
+            engine.choices.end_device_step(trees, paths, seconds, **flags, row_outcomes=self.row_outcomes)
+        engine.bookkeeping.mark_nan_of_failed(requests)
+        # What goes on was wiped after this run had been launched.
+        engine.bookkeeping.mark_nan([requests[row] for row in self.left_with_nan if requests[row].is_over])
+        if self.spoiled:
+            engine.bookkeeping.refuse_spoiled([(requests[row], drafted) for row, drafted in self.spoiled.items()])
+
+    def _take_seconds(self, engine: Engine) -> float | None:
+        """
+        Seconds from the launch of a captured step, or from the report of the step before it if that came later, to its
+        report. (What the host does with a report counts where it keeps the device waiting, as the next step is then
+        launched late, and not in a step that was launched alone: else that would seem slower than one launched ahead.)
+        None if that is no measure of a step, because prompts were read in between (as after every pause) or something
+        was captured. The next step is measured from this report on.
+        """
+        before, engine.last_end = engine.last_end, self.came_at
+        if before is None or self.captured:
+            return None
+        seconds = self.came_at - max(before, self.launched_at)
+        if engine.choices.are_learning:
+            seconds = engine.ranks.agree_on(seconds)[0]
+            engine.device_steps.budget.time += seconds
+        return seconds
 
 
 def error_of(accepted: int, is_nan: int) -> str | None:
