@@ -10,16 +10,14 @@ on a tree, or on none, whose best time so far would make it better than the tree
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from .auto import AutoTree, Plan
+from .auto import AutoTree
 from .auto_learning import Ratio
 from .auto_tables import AcceptanceTable
-from .candidate_learning import CandidateLearning
-from .candidate_trees import CandidateTrees, size_of
-from .capture_budget import CaptureBudget
-from .choice import Evidence, TreeChoice
+from .candidate_plans import CandidatePlans
+from .candidate_trees import size_of
+from .choice import Evidence
 from .confidence import RowOutcome
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
@@ -28,7 +26,7 @@ from .trials import Trials
 from .whole_times import Tree, WholeTimes
 
 
-class CandidateChoice(TreeChoice):
+class CandidateChoice(CandidatePlans):
     """
     Chooses the tree of every step among `CandidateTrees`: after a few trial steps it follows a plan, until another one
     promises more than `GAIN` times as much.
@@ -48,11 +46,6 @@ class CandidateChoice(TreeChoice):
     """Factor by which another tree must promise to be better than the planned one."""
     PROBE = 16
     """Fewest steps without a tree after which one carries a small tree, to see whether acceptance has changed."""
-    WORTH = 1.05
-    """
-    Factor by which a tree must promise more tokens per second than no tree. Load slows steps with trees by more than
-    plain ones, which are not timed meanwhile, so that a tree with a small advantage may well lose.
-    """
     BUDGET, BUDGET_OF_CALLS = 0.01, 0.005
     """Largest share of step time that exploration may cost: in flight, and in calls, which begin with trials."""
     MEMORY = 1024
@@ -75,9 +68,7 @@ class CandidateChoice(TreeChoice):
         is_of_calls: bool = False,
         advantages: dict[DynamicTree, Ratio] | None = None,
     ):
-        super().__init__(None)
-        self.times, self.candidates = times, CandidateTrees(limits, times).trees
-        self.learning = CandidateLearning(acceptance, {} if advantages is None else advantages)
+        super().__init__(times, limits, acceptance, advantages)
         self._small = TokenTree.chain(min(2, limits.max_depth))
         self._trials = Trials(limits.first, times)
         self._budget_of_trials = self.BUDGET_OF_CALLS if is_of_calls else self.BUDGET
@@ -92,12 +83,6 @@ class CandidateChoice(TreeChoice):
         """Whether the present step is an exploration: its tree is not the planned one."""
         self._reading = 0.0
         """Extra seconds of the last step in which a head only caught up on pending features."""
-        self.most_nodes: int | None = None
-        """Most draft tokens per row of the next step; None for no limit."""
-        self.ready: frozenset[Any] | None = None
-        """Trees (None: no tree) for which the next step captures nothing; None if captures do not matter."""
-        self.captures = CaptureBudget()
-        """Says which captures pay."""
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> Tree | None:
         self.tree = self._chosen()
@@ -186,36 +171,6 @@ class CandidateChoice(TreeChoice):
             self._planned = tree
             self._looks.pop(tree, None)
 
-    @property
-    def _ready_trees(self) -> list[Tree]:
-        """Trees that can be tried without a capture."""
-        return [tree for tree in self._allowed if self.ready is None or tree in self.ready]
-
-    def _may_take(self, tree: Tree | None) -> bool:
-        """Whether the step may have this tree: it captures nothing, or must capture something anyway, or that pays."""
-        return not self.ready or tree in self.ready or self.captures.allows(*self._lost_without(tree))
-
-    def _lost_without(self, tree: Tree | None) -> tuple[float, float]:
-        """Seconds that steps have lost for want of a capture, of the seconds of all of them."""
-        return self.times.owed.get(tree, 0.0), self.times.seconds
-
-    def _may_try(self, tree: Tree | None) -> bool:
-        """
-        Whether the step may have this tree so that it is timed. A tree to compare with none need not pay for a
-        capture, nor the other way round.
-        """
-        return self._may_take(tree) or (self._is_first(tree) and not self.captures.is_closed)
-
-    def _is_first(self, tree: Tree | None) -> bool:
-        """Whether this is the first tree, or the first step without one."""
-        return not self._ready_trees if tree is not None else not self.times.has(None)
-
-    def _pay_for_capture(self, tree: Tree | None) -> None:
-        """Takes note of a capture that the step does not need."""
-        if self.ready and tree not in self.ready and not self._is_first(tree):
-            self.captures.charge(*self._lost_without(tree))
-            self.times.owed.pop(tree, None)
-
     def _count_step(self) -> None:
         self._step += 1
         self._without = self._without + 1 if self._planned is None else 0
@@ -264,37 +219,6 @@ class CandidateChoice(TreeChoice):
         """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
         if self.tree is not None:
             self._to_try.insert(0, self.tree)
-
-    def plan(self, captures: bool = False) -> Plan[Tree]:
-        """
-        The best plan now, among trees that were timed or have at most `times.reach` nodes; with `captures` also among
-        those that may not be captured.
-        """
-        reach = self.times.reach
-        trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= reach]
-        able = [tree for tree in (None, *trees) if captures or self._may_take(tree)] or [None]
-        plans = (Plan(tree, rate) for tree, rate in self.rates(able).items())
-        return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
-
-    def worth(self, tree: Tree | None) -> float:
-        """Value by which trees, and no tree, are compared."""
-        return self.rate(tree) / self._price(tree)
-
-    def rate(self, tree: Tree | None) -> float:
-        """Expected tokens per second of steps with `tree` (None: without a tree)."""
-        return self.rates([tree])[tree]
-
-    def rates(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
-        """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
-        tokens = self.learning.expected_tokens(trees)
-        return {tree: number / self.times.of(tree) for tree, number in tokens.items()}
-
-    def _price(self, tree: Tree | None) -> float:
-        return 1.0 if tree is None else self.WORTH
-
-    @property
-    def _allowed(self) -> list[Tree]:
-        return [tree for tree in self.candidates if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
     def _worth_a_look(self) -> Tree | None:
         """
