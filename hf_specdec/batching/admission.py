@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,21 +21,21 @@ from ..engine.prompt_memory import PromptMemory
 from ..engine.request import Request
 from ..engine.request_options import RequestOptions
 from ..generation.model_refusals import check_batching, check_target
-from ..generation.refusals import check_call, check_inputs
+from ..generation.refusals import check_inputs
 from ..grammar import with_grammar
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
 from ..models.prompt_masks import longest_causal_prompt
 from ..models.structure import execution_device, num_embeddings_of
-from ..plan import SpeculationPlan
 from ..ranks import Ranks, is_sharded
 from ..verification.log_probabilities import LogprobOptions, Mode
-from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
+from .arguments import BaseConfig, check_kinds, checked_options, checked_prompt
 from .content import content_of
 from .model_inputs import checked_inputs, split_prompt
 from .preparations import Preparations
 from .preparing import Prepared
 from .preparing_inputs import prepare_inputs, prepare_more_inputs, prepare_start_of
+from .request_plans import RequestPlans
 
 
 WARM_UP_PROMPT, WARM_UP_TOKENS = 4, 24
@@ -83,14 +82,13 @@ class Admission:
         self._shares_prefixes = shares_prefixes
         self._stream: torch.cuda.Stream | None = None
         self._preparations, self.leads = Preparations(model), Leads()
+        self._plans = RequestPlans(model, assistant_model, drafter, config)
         self.pool: BlockPool | None = None
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.memory = PromptMemory(model)
         """What there is beside these blocks."""
         self.present_run: Callable[[], int | None] = lambda: None
         """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
-        self._checked_in: Hashable | None = None
-        """The run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = num_embeddings_of(model)
         known = num_positions(model)
@@ -193,11 +191,11 @@ class Admission:
             inputs.prepare_more = partial(prepare_more_inputs, self.model, prompt, count) if count else None
         base = self._defaults
         if generation_config is not None:
-            base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
+            base, tree = BaseConfig.of(generation_config), self._plans.own_tree(tree, generation_config)
         options = with_grammar(self.model, base.config, base.overrides | options)
         run = self.present_run() if run is None else run
         prepared = self._prepare(prompt, base, options, run)
-        plan = self._plan(prepared, tree, seed, run)
+        plan = self._plans.of(prepared, tree, seed, run)
         check_inputs(self.model, prepared.config, torch.empty(1, len(prompt), device="meta"), {}, shares_steps=True)
         how = RequestOptions(
             prepared.processors,
@@ -240,24 +238,6 @@ class Admission:
                     most = max(most, memory.needed(len(tokens), checked_inputs(self.model, len(tokens), values)))
         return most
 
-    def _own_tree(self, tree: Any, generation_config: GenerationConfig) -> Any:
-        """
-        The tree that a request asks for, by name or in a config of its own; None for the manager's. What the config
-        has from the model's own is not asked for.
-
-        Raises:
-            ValueError: for a config with a `speculative_config`.
-        """
-        inherited, own = self.model.generation_config, generation_config.speculative_config
-        if own is not None and own not in (inherited.speculative_config, self.config):
-            raise ValueError(
-                "`speculative_config` in the `generation_config` of a request: all requests have the manager's. Give "
-                "the request a `tree`, or leave it out."
-            )
-        if tree is None and generation_config.tree != inherited.tree:
-            return generation_config.tree
-        return tree
-
     def _prepare(self, prompt: list[int], base: BaseConfig, options: dict[str, Any], run: Hashable | None) -> Prepared:
         """What `generate` prepares for a prompt, with the stopping criteria of the request."""
         ends = options["eos_token_id"] != -1 if "eos_token_id" in options else base.ends
@@ -269,36 +249,6 @@ class Admission:
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         return prepared._replace(criteria=self.ranks.agreeing(criteria))
-
-    def _plan(self, prepared: Prepared, tree: Any, seed: int | None, run: Hashable | None) -> SpeculationPlan:
-        """The `SpeculationPlan` of a request; shared by those with the same options, unless they have tree or seed."""
-        found = prepared.found if tree is None and seed is None else None
-        if found is not None and found.plan is not None:
-            return found.plan
-        config = prepared.config
-        check_config(self.model, config)
-        own = self._own_config(tree, seed if config.do_sample else None)
-        config.tree, config.speculative_config = None, own
-        call = {"assistant_model": self.assistant_model}
-        is_checked = run is not None and run == self._checked_in
-        check_call(self.model, config, call, checks_models=not is_checked)
-        self._checked_in = run
-        plan = SpeculationPlan.of_call(config, own, self.drafter, self.model)
-        if found is not None:
-            found.plan = plan
-        return plan
-
-    def _own_config(self, tree: Any, seed: int | None) -> SpeculativeConfig:
-        """The `SpeculativeConfig` of a request with this tree and, if it is sampled, this seed."""
-        own = self.config if tree is None else replace(self.config, tree=tree)
-        if seed is None:
-            return own
-        if own.verification == "rejection":
-            raise ValueError(
-                f"`seed={seed}` with `verification='rejection'`: what is kept would depend on the drafts, and so "
-                "on what else runs. Use verification='auto', or leave `seed` out."
-            )
-        return replace(own, verification="target")
 
     def _check_fits(self, request: Request) -> None:
         """

@@ -14,7 +14,7 @@ from support.models import noisy_copy, tiny_model
 from transformers import GenerationConfig, LogitsProcessorList, MinPLogitsWarper, PreTrainedModel, StoppingCriteriaList
 
 import hf_specdec
-from hf_specdec.batching import admission
+from hf_specdec.batching import request_plans
 from hf_specdec.batching.preparations import Preparations
 from hf_specdec.batching.preparing import Prepared, prepare_options
 
@@ -162,14 +162,14 @@ def test_plans_of_prepared_options(
 ) -> None:
     """A call is checked again for other options, a tree or seed of the request's own, and in another run."""
     calls = 0
-    check_call = admission.check_call
+    check_call = request_plans.check_call
 
     def counted(*args: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
         check_call(*args, **options)
 
-    monkeypatch.setattr(admission, "check_call", counted)
+    monkeypatch.setattr(request_plans, "check_call", counted)
     draft, own_tree = noisy_copy(target, 0.05), hf_specdec.TokenTree.chain(3)
     manager = target.init_continuous_batching(assistant_model=draft, continuous_batching_config=limits())
     greedy, sampled = {"max_new_tokens": 9}, {"max_new_tokens": 9, "do_sample": True}
