@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import TokenTree
 from hf_specdec.benchmarking.environment import environment
-from hf_specdec.forwards import tree_forward
+from hf_specdec.forwards import model_call
 
 
 SMALL = {"vocab_size": 997, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
@@ -45,7 +45,7 @@ ROUNDS, REPEATS, CONTEXT = 5, 10, 512
 @contextmanager
 def switched(fused: bool) -> Iterator[None]:
     """A context in which layers are fused, or stay as they are."""
-    with nullcontext() if fused else mock.patch.object(tree_forward, "fused_layers", lambda model: nullcontext()):
+    with nullcontext() if fused else mock.patch.object(model_call, "fused_layers", lambda model: nullcontext()):
         yield
 
 

@@ -11,7 +11,7 @@ from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.forwards import tree_forward
+from hf_specdec.forwards import model_call
 from hf_specdec.fusing import fused_layers
 
 
@@ -28,7 +28,7 @@ def test_texts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured steps of `generate`, its prompts, and requests in flight."""
     target, used = tiny_model(family, dtype=torch.float32).cuda(), []
     draft = noisy_copy(target, 0.05)
-    monkeypatch.setattr(tree_forward, "fused_layers", lambda model: used.append(model) or fused_layers(model))
+    monkeypatch.setattr(model_call, "fused_layers", lambda model: used.append(model) or fused_layers(model))
     inputs = on_gpu(prompts(2, 9))
     expected = target.generate(**inputs, max_new_tokens=24, do_sample=False)
     assert_same_text(target, inputs, draft, expected=expected, max_new_tokens=24)
