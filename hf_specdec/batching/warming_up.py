@@ -208,7 +208,7 @@ class WarmUp:
                 ahead = StepAhead(key, steps.draft_requests.get(key.kind), key.size.rows, is_timed)
                 if not ahead.is_there(steps):  # as one that was wanted before its compilation failed
                     yield ahead
-        for number, prompts in steps.prompts.wanted:
+        for number, prompts in steps.prompts.stored.wanted:
             if number >= PROMPTS_THAT_WAIT:
                 yield PromptsAhead(prompts)
 

@@ -154,7 +154,7 @@ def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPa
             outputs = {output.request_id: output for output in (manager.get_result(timeout=60) for _ in names)}
             assert [outputs[name].generated_tokens for name in names] == texts
             assert len(runs) - before > 4
-        assert manager.engine.device_steps.prompts._steps
+        assert manager.engine.device_steps.prompts.stored
     assert_nothing_left(manager)
 
 

@@ -258,7 +258,7 @@ def test_moved_weights_are_captured_anew() -> None:
 
 
 def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "MOST_STEPS", 2)
+    monkeypatch.setattr(stored.CapturedSteps, "MOST", 2)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), continuous_batching_config=limits()

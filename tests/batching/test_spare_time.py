@@ -17,7 +17,6 @@ from support.sampling import TREE, VOCAB, a_head, the_target
 
 from hf_specdec import NgramDraft, TokenTree, graphs
 from hf_specdec.batching import SpeculativeBatchingManager, warming_up
-from hf_specdec.engine.captured import prompts as captured_prompts
 from hf_specdec.engine.captured import stored
 from hf_specdec.engine.captured.ahead import PromptsAhead, StepAhead
 from hf_specdec.engine.captured.step import InFlightStep
@@ -82,7 +81,7 @@ def test_loads_of_any_size_capture_nothing(
     with manager:
         wait_until(lambda: manager.is_warm)
         captures, steps = stand_in.captures, manager.engine.device_steps
-        before = set(steps.stored), set(steps.prompts._steps)
+        before = set(steps.stored), set(steps.prompts.stored)
         assert {key.size.rows for key in steps.stored} == {12, 3, 1}
         for number in (1, 2, 4, 12, 5):
             assert run_load(manager, prompts[:number], max_new_tokens=8) == expected[:number]
@@ -93,7 +92,7 @@ def test_loads_of_any_size_capture_nothing(
             manager.get_result(timeout=60)
         if kind == "head":  # forwards of other drafts, on the host's demand, are captured one by one
             assert stand_in.captures == captures
-        assert (set(steps.stored), set(steps.prompts._steps)) == before
+        assert (set(steps.stored), set(steps.prompts.stored)) == before
     assert_nothing_left(manager)
 
 
@@ -264,11 +263,11 @@ def test_graphs_of_new_weights_follow_too(stand_in: StandIn) -> None:
     with manager:
         wait_until(lambda: manager.is_warm and manager.state.num_graphs_left == 0)
         steps = manager.engine.device_steps
-        before = set(steps.stored), set(steps.prompts._steps)
+        before = set(steps.stored), set(steps.prompts.stored)
         with manager.pause():
             weight = target.model.layers[0].mlp.up_proj.weight
             weight.data = 1.01 * weight.data
-        wait_until(lambda: steps.num_drops == 2 and (set(steps.stored), set(steps.prompts._steps)) == before)
+        wait_until(lambda: steps.num_drops == 2 and (set(steps.stored), set(steps.prompts.stored)) == before)
         expected = [text_alone(target, prompt, max_new_tokens=12) for prompt in prompts]
         captures = stand_in.captures
         assert run_load(manager, prompts, max_new_tokens=12) == expected
@@ -278,19 +277,17 @@ def test_graphs_of_new_weights_follow_too(stand_in: StandIn) -> None:
 
 def test_captures_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """If more is wanted than is kept, what was dropped is wanted again only when it has come often once more."""
-    monkeypatch.setattr(captured_prompts, "MOST_PROMPT_STEPS", 1)
-    monkeypatch.setattr(stored, "MOST_STEPS", 1)
-    steps: Any = stored.CapturedSteps()
-    prompts: Any = captured_prompts.DevicePrompts(steps, None, None)  # type: ignore[arg-type]  # it only counts
-    for kept, come, keep in ((steps, steps._may_stand_in, steps.add), (prompts, prompts._count, prompts._keep)):
+    for kind in (stored.CapturedSteps, stored.CapturedPrompts):
+        monkeypatch.setattr(kind, "MOST", 1)
+        kept: Any = kind()
         for key in ("one", "other"):
             for _ in range(stored.PATIENCE):
-                come(key)
+                kept.count(key)
         assert len(kept.wanted) == 2
         for key in ("one", "other"):
-            keep(key, object())
+            kept.add(key, object())
         assert kept.wanted == []
-        come("one")
+        kept.count("one")
         assert kept.wanted == [(1, "one")]
 
 

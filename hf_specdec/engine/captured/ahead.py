@@ -78,7 +78,7 @@ class PromptsAhead:
 
     def is_there(self, steps: DeviceSteps) -> bool:
         """Whether it has been captured."""
-        return self.key in steps.prompts
+        return self.key in steps.prompts.stored
 
     def capture(self, steps: DeviceSteps) -> list[float]:
         """Captures it; see `StepAhead.capture`."""

@@ -160,7 +160,7 @@ class DeviceSteps:
         if not self._ranks.on_all(fingerprint == self._fingerprint):
             self.stored.clear()
             self._read.clear()
-            self.prompts.clear()
+            self.prompts.stored.clear()
             if self._pool is not None:
                 self._pool.leave()
             self.num_drops += 1  # last: other threads may read it

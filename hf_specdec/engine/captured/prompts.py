@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...cache.pending_features import PendingFeatures
@@ -14,7 +13,7 @@ from .log_probabilities import best_asked
 from .processing import processing_of
 from .prompt_step import PromptReport, PromptStep
 from .staged_rows import RowValues
-from .stored import MOST_SEEN
+from .stored import CapturedPrompts
 
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from ..target import InFlightTarget
     from .device_steps import DeviceSteps
 
-MOST_PROMPT_STEPS = 64
-"""Most captured prefill steps that are kept."""
 ALL_KINDS = frozenset({Verifier.GREEDY, Verifier.FROM_TARGET})
 """
 Kinds of walks in prefill steps, so that one graph serves all requests: a walk at a root costs little. Those of
@@ -46,8 +43,8 @@ class DevicePrompts:
         # No reference cycle: K/V must be freed with the manager.
         self._decoding_steps: DeviceSteps = weakref.proxy(steps)
         self._target, self._drafting = target, drafting
-        self._steps: dict[PromptKey, PromptStep] = {}
-        self._seen: Counter[PromptKey] = Counter()
+        self.stored = CapturedPrompts()
+        """The captured prefill steps."""
         self._failed = False
         self.are_ahead = False
         """Whether steps are captured before prompts come, which are read by the next larger one, or without."""
@@ -62,12 +59,7 @@ class DevicePrompts:
     def give_up(self) -> None:
         """Drops captured prefill steps and captures no more."""
         self._failed = True
-        self.clear()
-
-    def clear(self) -> None:
-        """Drops captured prefill steps and the sizes seen."""
-        self._steps.clear()
-        self._seen.clear()
+        self.stored.clear()
 
     def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> PromptReport | None:
         """
@@ -84,13 +76,15 @@ class DevicePrompts:
         needs = best_asked(chunk.requests), processing_of(chunk.requests)
         keys = [PromptKey(size, kinds, *needs) for kinds in kinds_for(chunk.requests)]
         if self.are_ahead:
-            keys = [self._chosen(key) for key in keys]
-        key = next((one for one in keys if one in self._steps), keys[0])
-        is_due = key in self._steps or (not self.are_ahead and (self.captures_at_once or key in self._seen))
-        self._count(key._replace(size=size))
+            keys = [self.stored.chosen(key) for key in keys]
+        key = next((one for one in keys if one in self.stored), keys[0])
+        is_due = key in self.stored
+        if (own := key._replace(size=size)) not in self.stored:
+            count = self.stored.count(own)
+            is_due |= not self.are_ahead and (self.captures_at_once or count > 1)
         if not is_due or not all(self.can_read(request) for request in chunk.requests):
             return None
-        step = self._steps.pop(key, None)
+        step = self.stored.get(key)
         cache = self._target.cache
         tables = [request.table for request in chunk.requests]
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
@@ -104,53 +98,17 @@ class DevicePrompts:
             if not self._decoding_steps.capture(step):
                 return None
             step.load(chunk.requests, *values)
-        self._keep(key, step)
+            self.stored.add(key, step)
         report = step.launch()
         for table, end in zip(tables, ends, strict=True):
             cache.note_length(table, end)
         self._drafting.note_read(chunk.requests, ends)
         return report
 
-    def _count(self, key: PromptKey) -> None:
-        """Counts an occurrence of a key without a step of its own."""
-        if len(self._seen) > MOST_SEEN:
-            self._seen.clear()
-        if key not in self._steps:
-            self._seen[key] += 1
-
-    def _chosen(self, wanted: PromptKey) -> PromptKey:
-        """The captured step that is to read a chunk: its own, or the smallest with more room; itself without any."""
-        size = wanted.size
-        if wanted in self._steps:
-            return wanted
-        able = [
-            key
-            for key in self._steps
-            if (key.size.lag, key.size.axes, *key[1:]) == (size.lag, size.axes, *wanted[1:])
-            and key.size.rows >= size.rows
-            and key.size.blocks >= size.blocks
-        ]
-        return min(able, key=lambda key: (key.size.rows, key.size.blocks), default=wanted)
-
     def _new_step(self, key: PromptKey) -> PromptStep:
         steps, has_head = self._decoding_steps, self._target.features is not None
         compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
         return PromptStep(self._target, self._drafting, key.size, has_head, compiles, *key[1:])
-
-    def _keep(self, key: PromptKey, step: PromptStep) -> None:
-        self._steps[key] = step  # last: the most recently used
-        del self._seen[key]  # if it is dropped, it is wanted again when it has come often once more
-        while len(self._steps) > MOST_PROMPT_STEPS:
-            del self._steps[next(iter(self._steps))]
-
-    def __contains__(self, key: PromptKey) -> bool:
-        return key in self._steps
-
-    @property
-    def wanted(self) -> list[tuple[int, PromptKey]]:
-        """Chunks without a step of their own, and how often they have come, the most frequent first."""
-        found = [(number, key) for key, number in self._seen.items() if key not in self._steps]
-        return sorted(found, key=lambda pair: -pair[0])
 
     def capture_ahead(self, key: PromptKey) -> None:
         """Captures a step before prompts come. Raises whatever keeps it from being captured."""
@@ -158,7 +116,7 @@ class DevicePrompts:
         step.load([], RowValues.empty(), [])
         step.rows.keep_nothing()
         self._decoding_steps.record(step)
-        self._keep(key, step)
+        self.stored.add(key, step)
 
     def can_read(self, request: Request) -> bool:
         """Whether captured steps can do all that prefill of a request needs."""

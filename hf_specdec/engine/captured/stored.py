@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator
+from typing import ClassVar, Generic, TypeVar
+
+from .captured import CapturedStep
+from .keys import PromptKey, StepKey, StepSize
+from .prompt_step import PromptStep
+from .step import InFlightStep
 
 
-if TYPE_CHECKING:
-    from .keys import StepKey, StepSize
-    from .step import InFlightStep
-
-MOST_STEPS = 512
-"""Most captured steps that are kept; the least recently used is dropped first."""
-MOST_SEEN = 1024
-"""Most keys whose occurrences are counted."""
 PATIENCE = 256
 """
 Occurrences of a size after which it gets a graph of its own, even if a larger one can run it. (A capture takes as long
@@ -28,12 +25,94 @@ was compiled as a whole may have any number of blocks: a capture of another one 
 """
 
 
-class CapturedSteps:
-    """Captured decoding steps by kind and size. Iterates over the keys."""
+KeyT = TypeVar("KeyT", bound=Hashable)
+StepT = TypeVar("StepT", bound=CapturedStep)
+
+
+class KeptSteps(Generic[KeyT, StepT]):
+    """Captured steps by what is fixed at their capture, and how often others have come. Iterates over the keys."""
+
+    MOST: ClassVar[int]
+    """Most steps that are kept; the least recently used is dropped first."""
+    MOST_SEEN = 1024
+    """Most keys whose occurrences are counted."""
 
     def __init__(self) -> None:
-        self._steps: dict[StepKey, InFlightStep] = {}
-        self._seen: Counter[StepKey] = Counter()
+        self._steps: dict[KeyT, StepT] = {}
+        self._seen: Counter[KeyT] = Counter()
+
+    @property
+    def wanted(self) -> list[tuple[int, KeyT]]:
+        """Keys without a step, and how often they have come, the most frequent first."""
+        found = [(number, key) for key, number in self._seen.items() if key not in self._steps]
+        return sorted(found, key=lambda pair: -pair[0])
+
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._steps
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def count(self, key: KeyT) -> int:
+        """Counts an occurrence of a key without a step. Returns how often it has come."""
+        if len(self._seen) > self.MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] += 1
+        return self._seen[key]
+
+    def get(self, key: KeyT) -> StepT | None:
+        """The step of a key, which is now the most recently used one; None if there is none."""
+        step = self._steps.pop(key, None)
+        if step is not None:
+            self._steps[key] = step
+        return step
+
+    def add(self, key: KeyT, step: StepT) -> None:
+        """
+        Keeps a captured step. Drops the least recently used ones if there are too many, which are wanted again when
+        they have come often once more.
+        """
+        self._steps[key] = step
+        del self._seen[key]
+        while len(self._steps) > self.MOST:
+            del self._steps[next(iter(self._steps))]
+
+    def clear(self) -> None:
+        """Drops all steps and counts."""
+        self._steps.clear()
+        self._seen.clear()
+
+
+class CapturedPrompts(KeptSteps[PromptKey, PromptStep]):
+    """Captured prefill steps."""
+
+    MOST = 64
+
+    def chosen(self, wanted: PromptKey) -> PromptKey:
+        """The captured step that is to read a chunk: its own, or the smallest with more room; itself without any."""
+        size = wanted.size
+        if wanted in self._steps:
+            return wanted
+        able = [
+            key
+            for key in self._steps
+            if (key.size.lag, key.size.axes, *key[1:]) == (size.lag, size.axes, *wanted[1:])
+            and key.size.rows >= size.rows
+            and key.size.blocks >= size.blocks
+        ]
+        return min(able, key=lambda key: (key.size.rows, key.size.blocks), default=wanted)
+
+
+class CapturedSteps(KeptSteps[StepKey, InFlightStep]):
+    """Captured decoding steps, by kind and size."""
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        super().__init__()
         self._patience: float = PATIENCE
         self._detour: float = LARGEST_DETOUR
         self.are_ahead = False
@@ -46,18 +125,6 @@ class CapturedSteps:
     def rely_on_larger(self) -> None:
         """From now on, any larger graph stands in for ever, and graphs of the right sizes are captured ahead."""
         self.are_ahead, self._patience, self._detour = True, math.inf, math.inf
-
-    @property
-    def wanted(self) -> list[tuple[int, StepKey]]:
-        """Kinds and sizes without a graph of their own, and how often they have come, the most frequent first."""
-        found = [(number, key) for key, number in self._seen.items() if key not in self._steps]
-        return sorted(found, key=lambda pair: -pair[0])
-
-    def __iter__(self) -> Iterator[StepKey]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
     def chosen(self, wanted: StepKey) -> StepKey:
         """
@@ -102,29 +169,4 @@ class CapturedSteps:
 
     def _may_stand_in(self, wanted: StepKey) -> bool:
         """Counts an occurrence of a key without a graph. Returns whether a larger graph may still run it."""
-        if len(self._seen) > MOST_SEEN:
-            self._seen.clear()
-        self._seen[wanted] += 1
-        return self._seen[wanted] < self._patience
-
-    def get(self, key: StepKey) -> InFlightStep | None:
-        """The step of a kind and size, which is now the most recently used one; None if there is none."""
-        step = self._steps.pop(key, None)
-        if step is not None:
-            self._steps[key] = step
-        return step
-
-    def add(self, key: StepKey, step: InFlightStep) -> None:
-        """
-        Keeps a captured step. Drops the least recently used ones if there are too many, which are wanted again when
-        they have come often once more.
-        """
-        self._steps[key] = step
-        del self._seen[key]
-        while len(self._steps) > MOST_STEPS:
-            del self._steps[next(iter(self._steps))]
-
-    def clear(self) -> None:
-        """Drops all steps and counts."""
-        self._steps.clear()
-        self._seen.clear()
+        return self.count(wanted) < self._patience
