@@ -10,7 +10,6 @@ from ..cache.block_ends import BlockEnds
 from ..cache.pending_features import PendingFeatures
 from ..forwards.node_inputs import causal_chain
 from ..mtp import MtpHead
-from ..sequences import Rows
 from ..trees import DraftTree
 from .drafting import MOST_UNREAD_TOKENS, nodes_of
 from .features import CapturedFeatures, FeatureDrafting
@@ -43,9 +42,6 @@ class SeveralMtpDrafter(MtpDrafter):
 
     block_ends: BlockEnds | None = None
     """Where the outputs of all modules are kept for the last slot of every block; None: nowhere."""
-
-    first_states: torch.Tensor | None = None
-    """Outputs of all modules for the last token that each sequence's cache holds, `[batch, 1, modules · H]`."""
 
     def forward_features(
         self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
@@ -124,12 +120,6 @@ class SeveralMtpDrafter(MtpDrafter):
         options["inputs"] = inputs | {"logits_to_keep": None}
         with self.forward.cache.behind(module):
             return self.forward(tokens, *nodes, **options).hidden_states
-
-    def propose_from(self, sequences: Rows, features: torch.Tensor, counts: list[int]) -> DraftTree | None:
-        self.root_states, self._pending = self.first_states, [(features, counts)]
-        draft = self.propose(sequences)
-        self.sequences, self._pending = None, []
-        return draft
 
 
 def mtp_drafter(head: MtpHead) -> MtpDrafter:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.blocks import Blocks, block_head, features_of
+from support.blocks import Blocks, block_head
+from support.eagle import features_of
 from support.goldens import trained_target
 from support.random_blocks import HEADS, drafted, random_block_head
 

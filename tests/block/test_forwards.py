@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.blocks import ALL, block_head, embed, features_of, shared_head
-from support.eagle import arrays
+from support.blocks import ALL, block_head, embed, shared_head
+from support.eagle import arrays, features_of
 from support.goldens import trained_target
 
 from hf_specdec.attention.switch import switched_to_tree_attention

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.blocks import ALL, STEPS, block_head, embed, features_of, golden_blocks
-from support.eagle import GOLDENS, arrays, equal_weights
+from support.blocks import ALL, STEPS, block_head, embed, golden_blocks
+from support.eagle import GOLDENS, arrays, equal_weights, features_of
 from transformers import AutoConfig, AutoModel, DynamicCache
 
 from hf_specdec import BlockConfig, BlockHead

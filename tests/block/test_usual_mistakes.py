@@ -5,8 +5,8 @@ them made here, the goldens would show it.
 
 import pytest
 import torch
-from support.blocks import ALL, CONTEXT, IN_PLACE, Blocks, block_head, difference, features_of, golden_blocks, keep
-from support.eagle import arrays
+from support.blocks import ALL, CONTEXT, IN_PLACE, Blocks, block_head, difference, golden_blocks, keep
+from support.eagle import arrays, features_of
 from transformers import DynamicCache
 
 from hf_specdec.head_layers import keys_and_values

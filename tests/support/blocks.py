@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from hf_specdec import BlockHead
 
-from .eagle import GOLDENS, arrays
+from .eagle import GOLDENS, arrays, features_of
 from .goldens import trained_target
 
 
@@ -29,15 +29,6 @@ def block_head(golden: str, **options) -> BlockHead:
 def shared_head(golden: str) -> BlockHead:
     """The golden's head, which no test may change."""
     return block_head(golden)
-
-
-def features_of(head: BlockHead, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the head reads of the target over `[1, T]` tokens: `[1, T, feature_size]`."""
-    target = trained_target()
-    with torch.no_grad():
-        hidden_states = target.model(input_ids, output_hidden_states=True).hidden_states
-    boundaries = head.config.aux_boundaries(target.config.num_hidden_layers)
-    return torch.cat([hidden_states[k] for k in boundaries], dim=-1)
 
 
 def embed(head: BlockHead, tokens: torch.Tensor) -> torch.Tensor:

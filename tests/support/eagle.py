@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
+from hf_specdec import BlockHead
 from hf_specdec.eagle import EagleHead
 
 from .goldens import trained_target
@@ -35,7 +36,8 @@ def head_of(golden: str, **options) -> EagleHead:
     return EagleHead.from_pretrained(GOLDENS / golden, **{"dtype": torch.float32} | options).eval()
 
 
-def features_of(head: EagleHead, input_ids: torch.Tensor) -> torch.Tensor:
+@torch.no_grad()
+def features_of(head: EagleHead | BlockHead, input_ids: torch.Tensor) -> torch.Tensor:
     """What the head reads of the target over `[1, T]` tokens: `[1, T, feature_size]`."""
     target = trained_target()
     hidden_states = target.model(input_ids, output_hidden_states=True).hidden_states

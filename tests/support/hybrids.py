@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter, DraftTree, TokenTree, Topology
 
-from .models import VOCAB, tiny_model
+from .models import VOCAB, prompts, tiny_model
 
 
 SMALL = {
@@ -188,13 +188,7 @@ def hybrid(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
 
 def padded(batch_size: int, length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random prompts, later rows with more padding on their left."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(3, VOCAB, (batch_size, length), generator=generator)
-    mask = torch.ones_like(ids)
-    for row in range(batch_size):
-        pads = row * length // (2 * batch_size)
-        ids[row, :pads] = mask[row, :pads] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return prompts(batch_size, length, seed, padding=True)
 
 
 def draft_of(texts: list[list[int]]) -> PreTrainedModel:

@@ -38,6 +38,8 @@ class FeatureDrafter(FeatureReader):
     has_probabilities = reads_noise = True
     held_vocabulary: HeldVocabulary | None = None
     """The head's draft vocabulary, as the last `refresh` found it; None if it drafts from all tokens."""
+    first_states: torch.Tensor | None = None
+    """Hidden states of the last row that each sequence's cache holds, `[batch, 1, …]`, of heads that read them."""
 
     @property
     def prior(self) -> tuple[float, ...] | None:  # type: ignore[override]
@@ -138,7 +140,7 @@ class FeatureDrafter(FeatureReader):
         the first `counts` of every sequence have not been forwarded. Nothing is kept of them here. If it returns None,
         they have not been forwarded.
         """
-        self.root_states, self._pending = None, [(features, counts)]
+        self.root_states, self._pending = self.first_states, [(features, counts)]
         draft = self.propose(sequences)
         self.sequences, self._pending = None, []  # requests that are over are not kept alive
         return draft
