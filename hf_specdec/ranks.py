@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Ranks:
         part = mesh["tp"] if mesh.mesh_dim_names else mesh  # a mesh of transformers 5.17 has no names
         return cls(part.get_group(), execution_device(model))
 
-    @property
+    @cached_property
     def are_several(self) -> bool:
         """Whether there are other ranks than this process."""
         return self.group is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from transformers.cache_utils import Cache
 from ..uploads import on_device
 from . import TreeCache
 from .blocks import WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
-from .clean_blocks import KeepsBlocksClean
 from .compaction import Compaction
 from .kinds_of_layers import new_layers, states_among
 from .paged_layers import PagedHybridLayer, PagedLayer, PagedWindow
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..states import LayerKinds
 
 
-class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
+class PagedCache(StatesOfRequests, TreeCache):
     """
     The K/V of all requests in flight. `seat` selects the requests that are the rows of the next forwards; apart from
     that, the cache is used like a `TreeCache`.
@@ -63,7 +63,10 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         self._lengths_of: dict[BlockTable, int] = {}
         self.prompt_positions: dict[BlockTable, torch.Tensor] = {}
         """Positions of prompts that an indexer counts otherwise than the text after them, `[3, tokens]` int64."""
-        self._cleaned, self.clean_blocks = {}, set()
+        self.clean_blocks: set[int] = set()
+        """Blocks without NaN."""
+        self._cleaned: dict[BlockTable, int] = {}
+        """Block tables whose blocks were all found in `clean_blocks`, with their `num_changes` at that time."""
         self.seat([])
 
     def seat(self, tables: list[BlockTable]) -> None:
@@ -204,3 +207,44 @@ class PagedCache(KeepsBlocksClean, StatesOfRequests, TreeCache):
         path, accepted_tensor = (torch.tensor(values, device=self.device) for values in (paths, accepted))
         for compaction in self._compactions:
             compaction(self.lengths_tensor, path, accepted_tensor, self._tables_tensor)
+
+    # ---------------------------------------------------------------------------------------------- blocks without NaN
+
+    def clean(self, tables: list[BlockTable]) -> None:
+        """
+        Sets blocks of these tables, and the waste block, to zero if they are not in `clean_blocks`: fresh memory, and
+        blocks of a request with NaN, may hold some, which reaches what reads them: a masked slot has weight 0, but
+        0 · NaN is NaN.
+        """
+        cleaned = self._cleaned.get
+        changed = [table for table in tables if cleaned(table) != table.num_changes]
+        unclean = {WASTE_BLOCK}.union(*(table.blocks for table in changed)) - self.clean_blocks
+        if unclean:
+            self.clean_blocks |= unclean
+            self._zero(sorted(unclean))
+        self._cleaned |= {table: table.num_changes for table in changed}
+
+    def mark_nan(self, table: BlockTable, but: Iterable[int] = ()) -> None:
+        """
+        Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero. Blocks that it
+        shares, and the blocks `but`, were read without errors: they hold none, and others may read them.
+        """
+        own = {block for block in table.blocks if not self.pool.is_shared(block)}
+        self.clean_blocks -= {WASTE_BLOCK, *own}.difference(but)
+        self._cleaned.pop(table, None)
+
+    def wipe_after(self, table: BlockTable, length: int) -> None:
+        """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""
+        first, offset = divmod(length, self.pool.block_size)
+        if first < len(table.blocks):
+            for layer in self.layers:
+                for states in layer.states if layer.is_initialized else ():
+                    states[table.blocks[first], :, offset:] = 0.0
+            self._zero([*table.blocks[first + 1 :], WASTE_BLOCK])
+
+    def _zero(self, blocks: list[int]) -> None:
+        """Sets blocks to zero in all layers that have memory."""
+        if held := [layer for layer in self.layers if layer.is_initialized]:
+            index = on_device(blocks, self.device)
+            for layer in held:
+                layer.zero(index)

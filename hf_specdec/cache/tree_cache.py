@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from ..compat import index_keys_of, index_positions_of, set_index_keys
 from ..states import LayerKinds, PendingPaths
@@ -124,6 +130,13 @@ class TreeCache(HoldsStates, Cache):
             nodes = torch.arange(offset, offset + num_nodes, device=self.device)
             self.write_window = SlotsOfRows(end, self.lengths_tensor[:, None] + nodes)
         return end
+
+    def beside(self, encoder_cache: DynamicCache | None) -> Cache:
+        """
+        What a model is handed as its cache: this one, beside that of `encoder_hidden_states`, where there are any. The
+        latter is filled by the first forward, and only read by later ones.
+        """
+        return self if encoder_cache is None else EncoderDecoderCache(self, encoder_cache)
 
     def take_memory(self) -> None:
         """

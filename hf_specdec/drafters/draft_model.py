@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..cache import TreeCache, beside_encoder
+from ..cache import TreeCache
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
 from ..cache.sizes import num_cached_layers
@@ -137,7 +137,7 @@ class DraftModelDrafter(Drafter):
         fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
-            prefix, cache = self.forward.prefix, beside_encoder(self.cache, self.forward.encoder_cache)
+            prefix, cache = self.forward.prefix, self.cache.beside(self.forward.encoder_cache)
             inputs = self.reads | {f"{prefix}input_ids": ids[:, start:end], "use_cache": True} | fewest_outputs
             inputs[self.forward.cache_argument] = cache
             at = positions[:, start:end]
@@ -293,11 +293,11 @@ class DraftModelDrafting(CachedDrafting):
     ):
         graphs = PagedGraphs.of(drafter.model, cuda_graphs, graph_pool)
         device, kinds = execution_device(drafter.model), layer_kinds_of(drafter.model)
-        self._cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds, max_requests)
+        self.cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds, max_requests)
         self.attach(drafter)
 
     def _begin(self) -> None:
-        self.drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
+        self.drafter.begin(self.cache, None, torch.zeros(1, dtype=torch.long, device=self.cache.device))
 
     def propose(self, requests: list[Request], draft_request: DraftRequest) -> DraftTree | None:
         self.drafter.ask(draft_request)
@@ -323,7 +323,7 @@ class DraftModelDrafting(CachedDrafting):
     captured_draft = CapturedDraftModel
 
     def can_grow(self, tree: TokenTree | DynamicTree) -> bool:
-        return not self._cache.state_layers or num_forwarded(tree) <= MOST_NODES
+        return not self.cache.state_layers or num_forwarded(tree) <= MOST_NODES
 
     def room(self, request: Request) -> int:
         most = self.drafter.max_positions

@@ -33,10 +33,8 @@ class Drafting(ABC):
     catch up before it proposes again.
     """
 
-    @property
-    def cache(self) -> PagedCache | None:
-        """The draft's own K/V cache, which uses the requests' block tables; None if it has no cache."""
-        return None
+    cache: PagedCache | None = None
+    """The draft's own K/V cache, which uses the requests' block tables; None if it has no cache."""
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -197,9 +195,9 @@ class Drafting(ABC):
 
 
 class CachedDrafting(Drafting):
-    """Drafts with the one model of a drafter, whose K/V are in `_cache`."""
+    """Drafts with the one model of a drafter, whose K/V are in `cache`."""
 
-    _cache: PagedCache
+    cache: PagedCache  # type: ignore[assignment]
 
     @abstractmethod
     def _begin(self) -> None:
@@ -207,16 +205,12 @@ class CachedDrafting(Drafting):
 
     def attach(self, drafter: Drafter) -> None:
         self.drafter: Any = drafter
-        self._cache.serve(*drafter.models)
+        self.cache.serve(*drafter.models)
         self._begin()
 
     def detach(self) -> None:
         self.drafter = None
-        self._cache.serve(None)
-
-    @property
-    def cache(self) -> PagedCache:
-        return self._cache
+        self.cache.serve(None)
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -227,13 +221,13 @@ class CachedDrafting(Drafting):
         """Whether it grows trees on the device, and its forwards have run before, by kernels alone."""
         forward = self.drafter.forward
         can_run = self.drafter.grows_on_device and forward.can_be_captured and forward.has_kernels
-        return can_run and forward.dtype in DTYPES and self._cache.has_memory
+        return can_run and forward.dtype in DTYPES and self.cache.has_memory
 
     def num_cached(self, request: Request) -> int:
-        return 0 if self._cache.state_layers else self._cache.length_of(request.table)
+        return 0 if self.cache.state_layers else self.cache.length_of(request.table)
 
     def take_prefix(self, request: Request, length: int) -> None:
-        self._cache.note_length(request.table, length)
+        self.cache.note_length(request.table, length)
 
 
 def nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:

@@ -277,7 +277,7 @@ class Engine:
             or self.has_news()
             or any(request.is_over or request.draft_backoff.left for request in requests)
             or len(scheduler.active) > len(requests)
-            or scheduler.num_admissible(scheduler.waiting)
+            or (scheduler.waiting and scheduler.num_admissible(scheduler.waiting))
             or self.choices.are_given
             or (self.speculates and not self.choices.begin_next(requests))
         )

@@ -103,7 +103,7 @@ class RequestStep:
             node, chain = forced_chain(draft, row, partial(mask.forced, request.new_tokens), request.room)
             if chain and engine.pool.reserve(request.table, request.length + draft.num_nodes + len(chain)):
                 missing[row] = node, chain
-        return with_forced(draft, missing)
+        return with_forced(draft, missing) if missing else draft
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         return self._engine.target.score(self._requests, draft)

@@ -50,6 +50,8 @@ class TreeChoices:
         self.max_step_nodes = max_step_nodes
         self.autos = AutoChoices(target, draft, takes_few)
         self._asked: dict[AutoTree, list[int]] = {}
+        self._scheduled: list[Request] = []
+        """The requests of the present step whose tree comes from a schedule."""
         self._share: int | None = None
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
 
@@ -93,6 +95,12 @@ class TreeChoices:
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
         self._asked = {}
+        plans = [request.options.plan for request in requests]
+        self._scheduled = [
+            request
+            for request, plan in zip(requests, plans, strict=True)
+            if plan is not None and isinstance(plan.tree, TreeSchedule)
+        ]
         wanted = self._wanted = shared([wanted_tree(request) for request in requests])
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
@@ -187,7 +195,7 @@ class TreeChoices:
         Begins a step of the same requests with the same trees, before the last step has ended. Returns False if a
         request may take another tree: the next step must be begun by `begin_step`.
         """
-        if any(may_change(request) for request in requests):
+        if any(may_change(request) for request in self._scheduled):
             return False
         return all(self._begins_next(tree) for tree in self._asked)
 

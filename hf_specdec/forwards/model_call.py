@@ -18,7 +18,7 @@ from ..attention import (
     obstacle_to_masks,
     supports_switching,
 )
-from ..cache import TreeCache, beside_encoder
+from ..cache import TreeCache
 from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
 from ..fusing import fused_layers
@@ -127,7 +127,7 @@ class ModelCall:
         if self.switches:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
-            self.cache_argument: beside_encoder(self.cache, self.encoder_cache),
+            self.cache_argument: self.cache.beside(self.encoder_cache),
             f"{self.prefix}attention_mask": self._mask(context),
             "use_cache": True,
         }

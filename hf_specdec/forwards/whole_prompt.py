@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
-from ..cache import TreeCache, beside_encoder
+from ..cache import TreeCache
 from ..cache.layers import TreeLayer
 from ..cache.row_copies import copy_start
 from ..compat import cache_name_of
@@ -45,7 +45,7 @@ def read_whole(
     Raises:
         ValueError: if the target reads the prompt past the cache that it was given.
     """
-    own = {cache_name_of(model): beside_encoder(cache, encoder_cache)} | _logits_of_prompt(model, records)
+    own = {cache_name_of(model): cache.beside(encoder_cache)} | _logits_of_prompt(model, records)
     with running_over(cache):
         outputs = model._prefill(tokens, generation_config, model_kwargs | own)
     cache.adopt_prefill()

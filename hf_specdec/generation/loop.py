@@ -121,8 +121,10 @@ class SpeculativeCall:
 
     def _with_forced(self, draft: DraftTree) -> DraftTree:
         """The trees with the tokens that the call's grammar asks for."""
-        reads_branches = not self.target.forward.cache.counts_nodes
-        return with_forced(draft, self.rows.forced(draft) if self._may_speculate and reads_branches else {})
+        if not self._may_speculate or self.target.forward.cache.counts_nodes:  # which reads no branches
+            return draft
+        missing = self.rows.forced(draft)
+        return with_forced(draft, missing) if missing else draft
 
     def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         scored, outputs = self.target.score(draft)

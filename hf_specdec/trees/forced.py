@@ -77,14 +77,12 @@ def forced_chain(
 
 def with_forced(draft: DraftTree, missing: Mapping[int, tuple[int, Sequence[int]]]) -> DraftTree:
     """
-    The tree with a chain of tokens below a node, for some rows.
+    The tree with a chain of tokens below a node, for some rows (one at least).
 
     Args:
         draft (`DraftTree`): the tree of every row.
         missing (`Mapping[int, tuple[int, Sequence[int]]]`): by row the node and the tokens, see `forced_chain`.
     """
-    if not missing:
-        return draft
     batch_size, count = len(draft.tokens), draft.num_nodes
     most = max(len(tokens) for _, tokens in missing.values())
     tokens = [[0] * most for _ in range(batch_size)]

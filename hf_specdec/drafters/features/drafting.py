@@ -44,11 +44,11 @@ class FeatureDrafting(CachedDrafting):
         self._max_requests = max_requests
         device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers
-        self._cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
+        self.cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
         self.attach(drafter)
 
     def _begin(self) -> None:
-        self.drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device), 0)
+        self.drafter.begin(self.cache, None, torch.zeros(1, dtype=torch.long, device=self.cache.device), 0)
 
     reads_features = True
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
-from ...verification.argmax import argmax
+from ...verification.choosing import argmax
 from .best_tokens import best_tokens
 from .drawing import Draws
 from .dynamic import level_constants

@@ -112,10 +112,7 @@ class CapturedStep(ABC):
 
     def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
         """Copies the rows of a step to the device, see `InFlightRows.load`. Blocks that may hold NaN are zeroed."""
-        self._clean(requests)
-        slots = self._caches[0].note_states([request.table for request in requests])
-        self.rows.load(requests, values, starts, slots)
-
-    def _clean(self, requests: list[Request]) -> None:
+        tables = [request.table for request in requests]
         for cache in self._caches:
-            cache.clean([request.table for request in requests])
+            cache.clean(tables)
+        self.rows.load(requests, values, starts, self._caches[0].note_states(tables))

@@ -14,6 +14,7 @@ the tree has it. What comes below it is drafted and verified like everything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -100,9 +101,7 @@ def constrained(
         tokens (`list[int]`): the tokens that the step has chosen.
         logits_at (`Callable[[int], torch.Tensor]`): logits from which a token was chosen, `[vocab]`, by its number.
     """
-    mask = request.options.grammar
-    if mask is None:
-        return tokens, None
+    mask: Any = request.options.grammar
     kept = list[int]()
     try:
         count = mask.num_allowed(request.new_tokens, tokens)

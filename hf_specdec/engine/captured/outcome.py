@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -69,6 +70,12 @@ class Outcome:
     learnt: set[DraftTemperature] = field(default_factory=set)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
+    @classmethod
+    def of_rows(cls, count: int, left_out: Collection[int] = (), launched_at: float = 0.0) -> Outcome:
+        """The outcome of a step of so many rows before anything is taken from its reports."""
+        walk = Walk([None] * count, [[] for _ in range(count)])
+        return cls(walk, left_out=set(left_out), launched_at=launched_at)
+
     def take(self, part: StepPart) -> None:
         """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
         assert part.step is not None
@@ -86,10 +93,9 @@ class Outcome:
             if is_nan and row in were_drafted:
                 self.spoiled[row] = drafted
                 continue
-            found = list[int]()
-            if error is None:
-                own = tokens[: accepted + 1]
-                found, error = constrained(part.requests[row], own, partial(part.step.logits_at, place))
+            found = [] if error is not None else tokens[: accepted + 1]
+            if error is None and part.requests[row].options.grammar is not None:
+                found, error = constrained(part.requests[row], found, partial(part.step.logits_at, place))
                 if 0 < len(found) <= accepted:
                     part.step.keep_until(place, len(found) - 1, part.requests[row])
             if error is not None:
@@ -157,7 +163,8 @@ class Outcome:
             engine.choices.end_device_step(trees, paths, seconds, **flags, row_outcomes=self.row_outcomes)
         engine.bookkeeping.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.
-        engine.bookkeeping.mark_nan([requests[row] for row in self.left_with_nan if requests[row].is_over])
+        if self.left_with_nan:
+            engine.bookkeeping.mark_nan([requests[row] for row in self.left_with_nan if requests[row].is_over])
         if self.spoiled:
             engine.bookkeeping.refuse_spoiled([(requests[row], drafted) for row, drafted in self.spoiled.items()])
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...ranks import Ranks
 from ...states.kernel import MOST_NODES
-from ...verification import Walk
 from ..request import Request
 from .device_steps import DeviceSteps
 from .grammars import has_grammar
@@ -40,6 +39,14 @@ class Repeats:
         self._target, self._drafting = target, drafting
         self._own = part.own
         self._most_new = step.rows.size.depth + 1
+        self._num_slots = [1 if part.tree is None else drafting.num_slots(part.tree)] * len(part.drafted)
+        self._num_slots += [1] * len(part.plain)
+        wanted = part.wanted
+        # A grammar may take tokens of a step back.
+        self.can_run = wanted is not None and step.can_repeat and not wanted.kind.has_grammars
+        """Whether the step can run again at all."""
+        self.is_of_own_size = (step.kind, step.rows.size) == wanted
+        """Whether the step has the rows' own kind and size, so that no other is to be captured for them."""
 
     def has_room(self) -> bool:
         """
@@ -55,12 +62,9 @@ class Repeats:
 
     def _ends(self) -> list[int]:
         """The number of slots that each row may have written to after the next run."""
-        part = self.part
-        of_tree = 1 if part.tree is None else self._drafting.num_slots(part.tree)
-        num_slots = [of_tree] * len(part.drafted) + [1] * len(part.plain)
         return [
             min(one.length + self._most_new, one.max_length) + slots
-            for one, slots in zip(self._own, num_slots, strict=True)
+            for one, slots in zip(self._own, self._num_slots, strict=True)
         ]
 
     def launch(self) -> None:
@@ -114,7 +118,7 @@ class StepRunner:
         if parts is None:
             return
         captures = self._steps.num_captures
-        outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
+        outcome, repeats, is_ahead = Outcome.of_rows(len(requests)), None, False
         for number, part in enumerate(parts):
             step = part.step = self._steps.loaded(part)
             if step is None:
@@ -134,7 +138,7 @@ class StepRunner:
         yield outcome
         while repeats is not None and is_ahead:
             left_out = repeats.leavers(outcome)
-            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
+            outcome = Outcome.of_rows(len(requests), left_out, repeats.step.launched_at)
             is_ahead = self._launch_ahead(repeats, goes_on)
             self._steps.deliver_results()
             outcome.take(repeats.part)
@@ -159,10 +163,9 @@ class StepRunner:
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        wanted = repeats.part.wanted
-        can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.stored.may_repeat(wanted)
-        can_go_on = can_go_on and not has_grammar(repeats.part.own)  # of which a step may take tokens back
-        if not can_go_on or not repeats.has_room() or not goes_on():
+        if not repeats.can_run or not (repeats.is_of_own_size or self._steps.stored.may_repeat(repeats.part.wanted)):
+            return False
+        if not repeats.has_room() or not goes_on():
             return False
         repeats.launch()
         return True

@@ -248,7 +248,9 @@ class InFlightStep(CapturedStep):
 
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """Copies what the host changes between two runs for the same rows; see `InFlightRows.load_changes`."""
-        self._clean(requests)
+        tables = [request.table for request in requests]
+        for cache in self._caches:
+            cache.clean(tables)
         self.rows.load_changes(requests, draft_temperature)
 
     def launch(self) -> None:
