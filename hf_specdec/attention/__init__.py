@@ -7,7 +7,7 @@ Attention over the nodes of a tree.
 - `switch`: switching a model to them during a call.
 - `branches`: models that can read none.
 - `kernel`: the Triton kernel, where it can run.
-- `grouped`: grouped-query attention with a mask, elsewhere.
+- `functions`: by which layers attend elsewhere.
 """
 
 from .branches import obstacle_to_branches, obstacle_to_masks

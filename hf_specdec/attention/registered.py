@@ -16,8 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ..compat import INDEXED
 from .context import AttentionContext
-from .functions import attention_function, implementation_over_trees, kernel_options
-from .grouped import grouped_attention
+from .functions import attention_function, grouped_attention, implementation_over_trees, kernel_options
 from .selection import factors_of_slots, kind_of, selects, with_own_mask, with_selection
 from .switch import NAME, PARTIAL_KINDS, previous_implementation
 

@@ -197,7 +197,7 @@ class Drafting(ABC):
 class CachedDrafting(Drafting):
     """Drafts with the one model of a drafter, whose K/V are in `cache`."""
 
-    cache: PagedCache  # type: ignore[assignment]
+    cache: PagedCache
 
     @abstractmethod
     def _begin(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hf_specdec.attention.grouped import grouped_attention
+from hf_specdec.attention.functions import grouped_attention
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])

@@ -69,7 +69,8 @@ class FeatureReader(Drafter):
         """
         self.device, self.cache, self.first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift, shift_of_all=first if visible is None else None)
-        self._pending = []
+        self._pending: list[tuple[torch.Tensor, list[int]]] = []
+        """Features that have not been read, and how many of them count for every sequence."""
         self.root_states: Any = None
 
     def commit(self, paths: list[list[int] | None]) -> None:

@@ -41,12 +41,13 @@ class Repeats:
         self._most_new = step.rows.size.depth + 1
         self._num_slots = [1 if part.tree is None else drafting.num_slots(part.tree)] * len(part.drafted)
         self._num_slots += [1] * len(part.plain)
-        wanted = part.wanted
+        assert part.wanted is not None  # since the step was loaded
+        self.wanted = part.wanted
         # A grammar may take tokens of a step back.
-        self.can_run = wanted is not None and step.can_repeat and not wanted.kind.has_grammars
+        self.can_run = step.can_repeat and not self.wanted.kind.has_grammars
         """Whether the step can run again at all."""
-        self.is_of_own_size = (step.kind, step.rows.size) == wanted
-        """Whether the step has the rows' own kind and size, so that no other is to be captured for them."""
+        self.is_wanted = (step.kind, step.rows.size) == self.wanted
+        """Whether the step has the kind and size of its rows, so that no other is to be captured for them."""
 
     def has_room(self) -> bool:
         """
@@ -163,7 +164,7 @@ class StepRunner:
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        if not repeats.can_run or not (repeats.is_of_own_size or self._steps.stored.may_repeat(repeats.part.wanted)):
+        if not repeats.can_run or not (repeats.is_wanted or self._steps.stored.may_repeat(repeats.wanted)):
             return False
         if not repeats.has_room() or not goes_on():
             return False
