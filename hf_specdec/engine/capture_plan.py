@@ -13,7 +13,7 @@ from ..trees import AutoTree, DynamicTree, TokenTree, TreeSchedule
 from .captured.ahead import Ahead, PromptsAhead, StepAhead
 from .captured.keys import PromptKey, StepSize
 from .captured.log_probabilities import best_asked
-from .captured.parts import StepPart
+from .captured.parts import StepPart, parts_of
 from .captured.processing import processing_of
 from .captured.prompts import kinds_for
 from .grouping import group_with
@@ -120,11 +120,7 @@ class CapturePlan:
                 continue
             if rows * (tree.num_nodes + 1) > MOST_NODES and not only:
                 continue
-            group = group_with(engine, self._choices, request, tree)
-            asked = group.draft_request
-            draws = asked.plan.draws_children
-            part = StepPart([request], tree, draws, draws and asked.plan.draws_by_position, groups=[group])
-            part.shapes, part.reports_ranks = asked.calibration is not None, asked.reports_ranks
+            (part,) = parts_of([request], [group_with(engine, self._choices, request, tree)])
             yield self._step(request, part, rows, fewest, blocks)
 
     def _reads(self, requests: list[Request], rows: int, widths: list[int]) -> Iterator[StepAhead]:
@@ -139,8 +135,8 @@ class CapturePlan:
         self, request: Request, part: StepPart, rows: int, fewest: int, blocks: int, read_width: int = 0
     ) -> StepAhead:
         key = self._engine.device_steps.key_for(part, rows, fewest, blocks or self._fewest_blocks, read_width)
-        asked = part.groups[0].draft_request if part.groups else None
-        return StepAhead(key, asked, fewest, is_timed=_is_auto(request) and not read_width)
+        draft_request = part.groups[0].draft_request if part.groups else None
+        return StepAhead(key, draft_request, fewest, is_timed=_is_auto(request) and not read_width)
 
     def _prompts(self, factor: int, most_tokens: int | None = None, blocks: int = 0) -> Iterator[PromptsAhead]:
         """Prefill steps of every width, by factors of the number of rows, of at most so many tokens."""

@@ -49,7 +49,8 @@ class TreeChoices:
         self._evidence, self._captures = evidence, captures
         self.max_step_nodes = max_step_nodes
         self.autos = AutoChoices(target, draft, takes_few)
-        self._asked: dict[AutoTree, list[int]] = {}
+        self._rows_of: dict[AutoTree, list[int]] = {}
+        """The rows of the present step that ask for each "auto"."""
         self._scheduled: list[Request] = []
         """The requests of the present step whose tree comes from a schedule."""
         self._share: int | None = None
@@ -73,7 +74,7 @@ class TreeChoices:
     @property
     def are_learning(self) -> bool:
         """Whether "auto" chooses for any row of the present step, and learns from it."""
-        return bool(self._asked)
+        return bool(self._rows_of)
 
     def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
         """Trees that a request may take: its own, all of its schedule, and those that "auto" chooses from."""
@@ -89,12 +90,12 @@ class TreeChoices:
 
     def forget_texts(self) -> None:
         """Forgets acceptance statistics; see `AutoChoices.forget_texts`."""
-        self._asked.clear()
+        self._rows_of.clear()
         self.autos.forget_texts()
 
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
-        self._asked = {}
+        self._rows_of = {}
         plans = [request.options.plan for request in requests]
         self._scheduled = [
             request
@@ -104,21 +105,21 @@ class TreeChoices:
         wanted = self._wanted = shared([wanted_tree(request) for request in requests])
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
-                self._asked.setdefault(tree, []).append(row)
-        asking = [requests[row] for rows in self._asked.values() for row in rows]
+                self._rows_of.setdefault(tree, []).append(row)
+        asking = [requests[row] for rows in self._rows_of.values() for row in rows]
         self.autos.begin_step(len(requests), asking)
         longest = max((request.length for request in requests), default=0)
         share = self._share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
-        for tree in self._asked:
+        for tree in self._rows_of:
             choice = self.autos.of(tree)
             if isinstance(choice, CandidateChoice):
                 choice.most_nodes = share
                 self._tell_of_captures(choice, self.autos.ways_of(tree), requests)
-        chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
+        chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._rows_of.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
-        for asked in chosen:
-            if self._always is None and (ways := self.autos.ways_of(asked)) is not None:
-                ways.begin_step(_tree_of_ways(self.autos.of(asked)))
+        for auto in chosen:
+            if self._always is None and (ways := self.autos.ways_of(auto)) is not None:
+                ways.begin_step(_tree_of_ways(self.autos.of(auto)))
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
         if share is None:
@@ -197,17 +198,17 @@ class TreeChoices:
         """
         if any(may_change(request) for request in self._scheduled):
             return False
-        return all(self._begins_next(tree) for tree in self._asked)
+        return all(self._begins_next(tree) for tree in self._rows_of)
 
-    def _begins_next(self, asked: AutoTree) -> bool:
-        choice, ways = self.autos.of(asked), self.autos.ways_of(asked)
+    def _begins_next(self, auto: AutoTree) -> bool:
+        choice, ways = self.autos.of(auto), self.autos.ways_of(auto)
         return choice.begin_next() and (ways is None or ways.begin_next(_tree_of_ways(choice)))
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
-        for tree, rows in self._asked.items():
-            asked = set(rows)
-            own = [path if row in asked else None for row, path in enumerate(paths)]
+        for tree, rows in self._rows_of.items():
+            asking = set(rows)
+            own = [path if row in asking else None for row, path in enumerate(paths)]
             self.autos.of(tree).end_step(draft, own, propose, rest)
 
     def end_device_step(
@@ -232,14 +233,14 @@ class TreeChoices:
             was_deferred (`bool`): whether rows lost their trees in this step because the head had to read first.
             row_outcomes (`Mapping[int, RowOutcome]`): by row the draft's confidence.
         """
-        for asked, rows in self._asked.items():
+        for auto, rows in self._rows_of.items():
             drafted = [row for row in rows if row in trees]
-            choice = self.autos.of(asked)
+            choice = self.autos.of(auto)
             if isinstance(choice, CandidateChoice):
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree) or tree in choice.candidates:  # as in a warm-up with a schedule
                     its = [row_outcomes[row] for row in drafted if row in row_outcomes and paths[row] is not None]
-                    ways = self.autos.ways_of(asked)
+                    ways = self.autos.ways_of(auto)
                     if ways is not None:
                         choice.learning.acceptance = ways.present
                     choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read, its)

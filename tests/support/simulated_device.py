@@ -209,7 +209,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
         tokens = sum(len(self.walk.tokens[row]) for row in rows)
         explores = any(
             choice.explores
-            for tree in engine.choices._asked
+            for tree in engine.choices._rows_of
             if isinstance(choice := engine.choices.autos.of(tree), CandidateChoice)
         )
         found.end(drafted[0] if drafted else None, len(rows), tokens, explores)

@@ -27,13 +27,13 @@ class StepAhead:
 
     Args:
         key (`StepKey`): its kind and size.
-        asked (`DraftRequest`, *optional*): how its trees are drafted; None without a tree.
+        draft_request (`DraftRequest`, *optional*): how its trees are drafted; None without a tree.
         fewest (`int`): fewest rows that run in it before there are further graphs.
         is_timed (`bool`): whether its runs are timed, as for `tree="auto"`.
     """
 
     key: StepKey
-    asked: DraftRequest | None = None
+    draft_request: DraftRequest | None = None
     fewest: int = 1
     is_timed: bool = False
 
@@ -49,7 +49,7 @@ class StepAhead:
             Exception: whatever keeps it from being captured.
         """
         key = self._key(steps)
-        step = steps.new_step(key, self.asked)
+        step = steps.new_step(key, self.draft_request)
         step.load([], RowValues.empty())
         step.rows.keep_nothing()
         steps.record(step)
