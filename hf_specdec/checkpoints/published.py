@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
 
 from .reading import Checkpoint
 
@@ -24,6 +26,19 @@ class PublishedHead:
     config: Any
     weights: dict[str, torch.Tensor] = field(repr=False)
     ignored: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+def own_config(checkpoint: Checkpoint, kind: type[PreTrainedConfig]) -> Any:
+    """
+    The config of a head in our own format, in which nothing has to be guessed or assumed.
+
+    Raises:
+        ValueError: if a field has an impossible value.
+    """
+    try:
+        return kind.from_dict(dict(checkpoint.config))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"{checkpoint.name}: config.json: {error}") from error
 
 
 def section(config: dict[str, Any], name: str, checkpoint: str, required: bool = False) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from huggingface_hub.errors import StrictDataclassError
-
 from ...checkpoints.keys import Keys
-from ...checkpoints.published import PublishedHead
+from ...checkpoints.published import PublishedHead, own_config
 from ...checkpoints.reading import Checkpoint
 from ..configuration_block import BlockConfig
 from .backbone import KIND, read_draft_vocabulary
@@ -18,16 +16,13 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint) -> PublishedHead:
     """
-    Reads a head in our own format, in which nothing has to be guessed or assumed.
+    Reads a head in our own format.
 
     Raises:
         ValueError: if a field of the config has an impossible value.
     """
     keys = Keys(checkpoint, kind=KIND)
-    try:
-        config = BlockConfig.from_dict(dict(checkpoint.config))
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{checkpoint.name}: config.json: {error}") from error
+    config = own_config(checkpoint, BlockConfig)
     if "d2t" in keys:
         read_draft_vocabulary(keys, config.vocab_size)
     return PublishedHead(config, keys.weights, keys.ignored)

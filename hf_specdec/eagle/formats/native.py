@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from huggingface_hub.errors import StrictDataclassError
-
 from ...checkpoints.keys import Keys
-from ...checkpoints.published import PublishedHead
+from ...checkpoints.published import PublishedHead, own_config
 from ...checkpoints.reading import Checkpoint
 from ...checkpoints.vocabulary import draft_vocabulary
 from ..configuration_eagle import EagleConfig
@@ -21,16 +19,13 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint) -> PublishedHead:
     """
-    Reads a head in our own format, in which nothing has to be guessed or assumed.
+    Reads a head in our own format.
 
     Raises:
         ValueError: if a field of the config has an impossible value.
     """
     keys = Keys(checkpoint)
-    try:
-        config = EagleConfig.from_dict(dict(checkpoint.config))
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{checkpoint.name}: config.json: {error}") from error
+    config = own_config(checkpoint, EagleConfig)
     if "d2t" in keys and "lm_head.weight" in keys:
         draft_vocabulary(keys, config.vocab_size)
     return PublishedHead(config, keys.weights, keys.ignored)
