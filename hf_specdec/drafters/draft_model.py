@@ -20,9 +20,9 @@ from ..graphs import GraphPool
 from ..graphs.paged import PagedGraphs
 from ..models.encoders import encoder_arguments
 from ..models.positions import num_positions, said_positions
-from ..models.structure import execution_device, keeping_one_logit, num_decoder_layers
+from ..models.structure import execution_device, num_decoder_layers
 from ..sequences import Rows, Sequences, StepRows
-from ..states import is_attention_free, layer_kinds_of, running_over
+from ..states import layer_kinds_of
 from ..states.kernel import MOST_NODES
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter
@@ -121,7 +121,7 @@ class DraftModelDrafter(Drafter):
             self.forward.vocabulary = self.shared
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
-        """Prefills the cache with the prompts by plain causal forwards; their logits are not needed."""
+        """Lets the model read the prompts."""
         ids = sequences.columns(sequences.prompt_length).contiguous().to(self.device)
         length = ids.shape[1]
         if self.shared is not None:
@@ -132,22 +132,7 @@ class DraftModelDrafter(Drafter):
             positions = (visible.long().cumsum(dim=1) - 1).clamp(min=0)
         if self.forward.max_position is not None:
             positions = positions.clamp(max=self.forward.max_position)
-        # A model without attention reads one mask with all tokens, and counts no chunk of one token.
-        chunk = (None if is_attention_free(self.model) else self.request.prefill_chunk_size) or length
-        fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
-        for start in range(0, length, chunk):
-            end = min(start + chunk, length)
-            prefix, cache = self.forward.prefix, self.cache.beside(self.forward.encoder_cache)
-            inputs = self.reads | {f"{prefix}input_ids": ids[:, start:end], "use_cache": True} | fewest_outputs
-            inputs[self.forward.cache_argument] = cache
-            at = positions[:, start:end]
-            if self.forward.takes_positions and self.forward.position_table is None:
-                inputs[f"{prefix}position_ids"] = at
-            if visible is not None:
-                inputs[f"{prefix}attention_mask"] = visible[:, :end].long()
-            with running_over(self.cache), self.forward.at_positions(at):
-                self.model(**inputs, return_dict=True)
-        self.cache.adopt_prefill()
+        self.forward.prefill(ids, positions, visible, self.request.prefill_chunk_size)
 
     def wipe(self) -> None:
         self.cache.wipe()

@@ -24,7 +24,14 @@ from ..compiling.layers import compiled_layers, compiled_whole
 from ..fusing import fused_layers
 from ..kernels import DEVICES, kernels_are_installed
 from ..models.position_tables import position_table_of, rows_at
-from ..models.structure import execution_device, forward_parameters, names_positions, shares_kv, takes_positions
+from ..models.structure import (
+    execution_device,
+    forward_parameters,
+    keeping_one_logit,
+    names_positions,
+    shares_kv,
+    takes_positions,
+)
 from ..states import is_attention_free, running_over
 from ..states.served import obstacle_to_kernels
 from .node_inputs import NodeInputs
@@ -32,7 +39,7 @@ from .node_inputs import NodeInputs
 
 class ModelCall:
     """
-    Calls a model's forward over nodes that lie in its cache already.
+    Calls a model over a cache: over the nodes of a tree, or over prompts as it would read them anyway.
 
     Args:
         model (`PreTrainedModel`): the target or a draft model.
@@ -113,6 +120,37 @@ class ModelCall:
         """Whether the call wants attention weights, which the kernel does not write."""
         wanted = self.model_kwargs.get("output_attentions")
         return bool(self.model.config.output_attentions if wanted is None else wanted)
+
+    def prefill(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
+        """
+        Reads prompts by plain causal forwards, of which no logits are needed, and commits them in the empty cache.
+
+        Args:
+            ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
+            positions (`torch.Tensor` of shape `[batch, prompt]`, int64): their positions.
+            visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which tokens are no padding.
+            chunk_size (`int`, *optional*): tokens per forward; all by default.
+        """
+        # A model without attention reads one mask with all tokens, and counts no chunk of one token.
+        chunk_size = (None if is_attention_free(self.model) else chunk_size) or ids.shape[1]
+        inputs = self.model_kwargs | keeping_one_logit(self.model) | self.without_router_logits
+        inputs |= {self.cache_argument: self.cache.beside(self.encoder_cache), "use_cache": True}
+        for start in range(0, ids.shape[1], chunk_size):
+            chunk = slice(start, start + chunk_size)
+            inputs[f"{self.prefix}input_ids"], at = ids[:, chunk], positions[:, chunk]
+            if self.takes_positions and self.position_table is None:
+                inputs[f"{self.prefix}position_ids"] = at
+            if visible is not None:
+                inputs[f"{self.prefix}attention_mask"] = visible[:, : chunk.stop].long()
+            with running_over(self.cache), self.at_positions(at):
+                self.model(**inputs, return_dict=True)
+        self.cache.adopt_prefill()
 
     def run(self, nodes: NodeInputs, context: AttentionContext) -> ModelOutput:
         """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
