@@ -21,7 +21,7 @@ from support.recording import RecordsPaths, assert_captured_drafts, assert_reque
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
-from hf_specdec.drafters.features import drafter as drafter_of_calls
+from hf_specdec.drafters.features import reading
 from hf_specdec.drafters.features import drafting as drafting_of_requests
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.drafters.mtp import MtpDrafter
@@ -131,7 +131,7 @@ def test_calls(family: str, tree: Any) -> None:
 @pytest.mark.some_cases(1)
 def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than a forward; and what waits while speculation is off, until rows have ended."""
-    monkeypatch.setattr(drafter_of_calls, "LONGEST_FORWARD", 4)
+    monkeypatch.setattr(reading, "LONGEST_FORWARD", 4)
     target, head, _ = the_pair(family)
     inputs, drafter = padded_prompts(), recording(head)
     plain = greedy_text(target, inputs, max_new_tokens=24)
