@@ -51,8 +51,8 @@ class TreeChoices:
         self.autos = AutoChoices(target, draft, takes_few)
         self._rows_of: dict[AutoTree, list[int]] = {}
         """The rows of the present step that ask for each "auto"."""
-        self._scheduled: list[Request] = []
-        """The requests of the present step whose tree comes from a schedule."""
+        self._scheduled: list[int] = []
+        """The rows of the present step whose tree comes from a schedule."""
         self._share: int | None = None
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
 
@@ -98,9 +98,7 @@ class TreeChoices:
         self._rows_of = {}
         plans = [request.options.plan for request in requests]
         self._scheduled = [
-            request
-            for request, plan in zip(requests, plans, strict=True)
-            if plan is not None and isinstance(plan.tree, TreeSchedule)
+            row for row, plan in enumerate(plans) if plan is not None and isinstance(plan.tree, TreeSchedule)
         ]
         wanted = self._wanted = shared([wanted_tree(request) for request in requests])
         for row, tree in enumerate(wanted):
@@ -196,7 +194,7 @@ class TreeChoices:
         Begins a step of the same requests with the same trees, before the last step has ended. Returns False if a
         request may take another tree: the next step must be begun by `begin_step`.
         """
-        if any(may_change(request) for request in self._scheduled):
+        if any(may_change(requests[row]) for row in self._scheduled):
             return False
         return all(self._begins_next(tree) for tree in self._rows_of)
 

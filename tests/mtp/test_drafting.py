@@ -21,8 +21,8 @@ from support.recording import RecordsPaths, assert_captured_drafts, assert_reque
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
-from hf_specdec.drafters.features import reading
 from hf_specdec.drafters.features import drafting as drafting_of_requests
+from hf_specdec.drafters.features import reading
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.drafters.mtp import MtpDrafter
 from hf_specdec.drafters.several_mtp import CapturedSeveralMtp, SeveralMtpDrafter
