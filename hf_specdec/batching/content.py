@@ -11,12 +11,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..engine.prompt_inputs import Content, is_by_token
-from .image_parts import parts_of_inputs, runs_of
+from .image_parts import has_one_each, parts_of_inputs, runs_of
 
 
 _KINDS = "image|img|video|audio|speech|sound|visi|visu|frame|document|[be]o[iav]"
 _NAMES = re.compile(rf".*({_KINDS}).*token_(id|index|ids)$")
 """Names of fields of a config that tell tokens for which something other than text stands, or that are around it."""
+_MARKERS = re.compile(r"(.*_)?([be]o[iav]|start|end|[be]os)_token_")
+"""Of these, names of tokens that are around it."""
 
 
 def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]) -> Content | None:
@@ -25,14 +27,21 @@ def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]
     with an integer for each token say by it that something stands there: `mm_token_type_ids`, for one.
     """
     by_token = {name: value for name, value in values.items() if is_by_token(value, len(prompt))}
-    special = {token for config in _configs(model.config) for token in _special_tokens(config)}
+    special = dict[int, bool]()
+    for config in _configs(model.config):
+        for token, is_marker in _special_tokens(config):
+            special[token] = special.get(token, True) and is_marker
     places = {place for place, token in enumerate(prompt) if token in special}
+    held = {place for place in places if not special[prompt[place]]}
     for value in by_token.values():
-        places.update(value.view(-1).nonzero()[:, 0].tolist())
-    if not places:
+        held.update(value.view(-1).nonzero()[:, 0].tolist())
+    if not places | held:
         return None
-    runs = runs_of(places)
-    parts = parts_of_inputs(len(runs), {name: one for name, one in values.items() if name not in by_token})
+    runs = runs_of(places | held)
+    counts = [sum(place in held for place in range(*run)) for run in runs]
+    inputs = {name: one for name, one in values.items() if name not in by_token}
+    are_apart = len({prompt[place] for place in held}) == 1 and has_one_each(counts, inputs)
+    parts = parts_of_inputs(len(runs), inputs) if are_apart else []
     first, end = runs[0][0], runs[-1][1]
     of_parts = [
         Content(_digest(part | by_token, by_token, own_end), own_first, own_end)
@@ -60,7 +69,9 @@ def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     yield from (one for one in own if isinstance(one, PreTrainedConfig))
 
 
-def _special_tokens(config: PreTrainedConfig) -> Iterator[int]:
+def _special_tokens(config: PreTrainedConfig) -> Iterator[tuple[int, bool]]:
+    """Special tokens, and whether they are only around what is no text."""
     for name, value in vars(config).items():
         if _NAMES.match(name):
-            yield from value if isinstance(value, list | tuple) else [value]
+            is_marker = _MARKERS.match(name) is not None
+            yield from ((token, is_marker) for token in (value if isinstance(value, list | tuple) else [value]))

@@ -17,20 +17,22 @@ def keys_of(request: Request, size: int, ahead: int) -> list[bytes]:
         size (`int`): tokens per block.
         ahead (`int`): tokens behind a block on which its K/V depend.
     """
-    most = (request.length - ahead) // size
-    if len(request.block_keys) < most:
-        keys = list(request.block_keys)  # replaced as a whole: other threads ask what can be admitted
+    most, refused = (request.length - ahead) // size, _refused(request)
+    found, for_refused = request.block_keys
+    if len(found) < most or refused != for_refused:
+        keys = list(found) if refused == for_refused else []
         while len(keys) < most:
             first = len(keys) * size
             keys.append(_key(request, keys, first, first + size + ahead))
-        request.block_keys = keys
-    return request.block_keys
+        found = keys
+        request.block_keys = keys, refused  # replaced as a whole: other threads ask what can be admitted
+    return found
 
 
 def key_of_text(request: Request, size: int) -> bytes:
     """The key of a request's whole text."""
     number = (request.length - 1) // size
-    return _key(request, request.block_keys[:number], number * size, request.length, b"text")
+    return _key(request, request.block_keys[0][:number], number * size, request.length, b"text")
 
 
 def _key(request: Request, before: list[bytes], first: int, end: int, kind: bytes = b"") -> bytes:
@@ -40,9 +42,14 @@ def _key(request: Request, before: list[bytes], first: int, end: int, kind: byte
 
 
 def _content_of(request: Request, end: int) -> bytes:
-    """What the inputs beside the tokens of a prompt say, if they stand for a token before `end`."""
-    content = None if request.inputs is None else request.inputs.content
-    return b"" if content is None else content.digest_at(end)
+    """What the inputs beside the tokens of a prompt say, if the K/V of a token before `end` depend on them."""
+    inputs = request.inputs
+    return b"" if inputs is None or inputs.content is None else inputs.content.digest_at(end, inputs.leads)
+
+
+def _refused(request: Request) -> tuple[bool, ...]:
+    """What was found of prompts with images on which keys depend."""
+    return () if request.inputs is None else request.inputs.leads.refused
 
 
 def _root_of(request: Request) -> bytes:

@@ -34,16 +34,26 @@ class Content(NamedTuple):
         """How many of the images are in the first `length` tokens."""
         return sum(part.end <= length for part in self.parts)
 
-    def digest_at(self, end: int) -> bytes:
-        """What the inputs say of the tokens before `end`, beside these."""
-        return b"".join(part.digest for part in self.parts or (self,) if part.first < end)
+    def digest_at(self, end: int, leads: Leads) -> bytes:
+        """
+        What the inputs say of the tokens before `end`, beside these: all of them from the first token on, where text
+        before images may be read otherwise because of these, and from the first image on where one may be so because
+        of another.
+        """
+        parts = self.parts if leads.more is not False else ()
+        has_lead = self.first >= LEAST_LEAD and leads.work is not False
+        return b"".join(
+            part.digest
+            for number, part in enumerate(parts or (self,))
+            if part.first < end or (number == 0 and not has_lead)
+        )
 
 
 @dataclass(eq=False)
 class Leads:
     """
-    Whether the text around a prompt's images may be read apart from them, as other texts. One for all prompts of a
-    model.
+    Whether the text around a prompt's images may be read apart from them, as other texts; and so whether other prompts
+    may have its K/V, or those of its images. One for all prompts of a model.
 
     Args:
         work (`bool`, *optional*): whether the model reads images behind text that was read before as together with it;
@@ -56,6 +66,11 @@ class Leads:
     work: bool | None = None
     end: bool | None = None
     more: bool | None = None
+
+    @property
+    def refused(self) -> tuple[bool, ...]:
+        """What was found not to work: keys of blocks depend on it."""
+        return self.work is False, self.more is False
 
 
 @dataclass(eq=False)
@@ -96,8 +111,12 @@ class PromptInputs:
         no half images.
         """
         content = self.content
-        if content is None or length >= content.end:
-            return 0 if content is None else length
+        if content is None:
+            return 0
+        if self.leads.end is False:  # images may be read otherwise because of the text behind them
+            return min(length, self.num_lead)
+        if length >= content.end:
+            return length
         for number in range(content.num_held(length) if self.leads.more else 0, 0, -1):
             found = min(length, content.parts[number].first) // size * size
             if found >= content.parts[number - 1].end:

@@ -107,8 +107,8 @@ class Request:
         self.table = BlockTable()
         self.num_cached = 0
         """Tokens of the prompt that the prefix cache had."""
-        self.block_keys: list[bytes] = []
-        """Keys of the text's full blocks so far; see `PrefixCache`."""
+        self.block_keys: tuple[list[bytes], tuple[bool, ...]] = [], ()
+        """Keys of the text's full blocks so far, and what they depend on; see `keys_of`."""
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
         self.fails_by_its_options = False

@@ -31,7 +31,7 @@ from ..ranks import Ranks
 from ..states import layer_kinds_of
 from ..trees import DraftTree
 from ..uploads import on_device
-from .prompt_inputs import LEAST_LEAD, Content, PromptInputs, is_by_token
+from .prompt_inputs import Content, PromptInputs, is_by_token
 from .request import Request
 from .scheduler import Chunk
 
@@ -172,7 +172,7 @@ class InFlightTarget(TreeTarget):
             with self.adapters.of_seated(1, num_tokens, False):
                 works = continues_alike(self.model, cache, *start, tokens, config, model_kwargs)
             leads.work = least(int(works)) == 1
-        if leads.end is None and num_tokens - content.end >= LEAST_LEAD:
+        if leads.end is None and num_tokens > content.end:
             with self.adapters.of_seated(1, content.end, False):
                 leads.end = least(int(self._ends_alike(inputs, content.end, cache, tokens, config, model_kwargs))) == 1
         if leads.more is None and content.parts:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import vision
-from support.batches import assert_nothing_left, manager_of, run_together
+from support.batches import assert_nothing_left, manager_of, run_together, text_alone
 from support.vision import DRAFTS, Inputs
 from transformers import PreTrainedModel
 
@@ -62,7 +62,7 @@ def manager_for(name: str, kind: str = "ngram", **options: Any) -> Any:
     return manager_of(model, DRAFTS[kind](model), continuous_batching_config=own)
 
 
-def write(manager: Any, *prompts: Inputs) -> list[list[int]]:
+def write(manager: Any, *prompts: Inputs | list[int]) -> list[list[int]]:
     options = {"max_new_tokens": NEW, "do_sample": False}
     return run_together(manager, [manager._admission.request(str(n), one, options) for n, one in enumerate(prompts)])
 
@@ -149,7 +149,10 @@ def test_wrong_cuts_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_images_that_change_the_text_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text is not read by itself where it is read otherwise with images, as by an adapter that these switch on."""
+    """
+    The text is not read by itself where it is read otherwise with images, as by an adapter that these switch on; nor
+    do texts without images get what was read with them.
+    """
     model, prompts, others = family("llava")
     prefill, embeddings = type(model)._prefill, model.get_input_embeddings()
 
@@ -168,6 +171,11 @@ def test_images_that_change_the_text_before_them(monkeypatch: pytest.MonkeyPatch
     manager = manager_for("llava")
     assert [text for inputs in prompts for text in write(manager, inputs)] == texts
     assert manager._admission.leads.work is False
+    short = vision.ragged_image_prompts("llava", ((9, 6),))[0]
+    assert write(manager, short) == plain_texts(model, [short])
+    for inputs, end in ((prompts[0], LEAD), (short, 9)):
+        text = [*inputs["input_ids"][0, :end].tolist(), 5, 6, 7]
+        assert write(manager, text) == [text_alone(model, text, max_new_tokens=NEW)]
     manager._admission.leads.work = True
     manager.reset_prefix_cache()
     assert [text for inputs in prompts for text in write(manager, inputs)] != texts
@@ -294,7 +302,7 @@ def test_wrong_further_images_would_be_seen(wrong: str, monkeypatch: pytest.Monk
     if wrong == "positions":
         monkeypatch.setattr(prefixes, "_shift_of", lambda *_: None)
     elif wrong == "digest":
-        monkeypatch.setattr(Content, "digest_at", lambda self, end: (self.parts or (self,))[0].digest)
+        monkeypatch.setattr(Content, "digest_at", lambda self, *_: (self.parts or (self,))[0].digest)
         prompts = [*prompts, prompts[1] | {"pixel_values": -3 * prompts[1]["pixel_values"]}]
         prompts[4]["pixel_values"][:24] = prompts[1]["pixel_values"][:24]
         plain = family("qwen3_vl")[0].generate(**prompts[4], do_sample=False, max_new_tokens=NEW)

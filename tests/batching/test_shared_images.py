@@ -18,7 +18,7 @@ from hf_specdec.batching.content import content_of
 from hf_specdec.engine import prefix_keys, prefixes, prompt_inputs, target
 
 
-SIZE = 4
+SIZE, CHUNK = 4, 16
 
 
 @cache
@@ -28,7 +28,7 @@ def the_target(name: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel
 
 def manager_for(name: str, kind: str = "ngram", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     model = the_target(name, dtype)
-    own = Limits(**{"num_blocks": 200, "block_size": SIZE, "chunk_size": 16, **options})
+    own = Limits(**{"num_blocks": 200, "block_size": SIZE, "chunk_size": CHUNK, **options})
     return manager_of(model, DRAFTS[kind](model), continuous_batching_config=own)
 
 
@@ -96,7 +96,8 @@ def test_turns(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = manager_for(name, kind)
     assert [text for turn in turns for text in write(manager, turn)] == texts
     lengths = [turn["input_ids"].shape[1] for turn in turns]
-    assert encoded == [lengths[0], lengths[3], lengths[4]]
+    end = int((turns[3]["input_ids"][0] >= vision.IMAGE_END).nonzero().max()) + 1
+    assert encoded == [lengths[0], max(end, CHUNK), lengths[4]], "text far behind the image is read later"
     assert sum(lengths[1:3]) - 12 * SIZE < manager.state.num_prefix_hits < sum(lengths[1:3])
     assert_nothing_left(manager)
 
@@ -135,6 +136,70 @@ def test_few_blocks(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert write(manager, *prompts) == alone
     assert manager.state.num_preemptions > 0 and manager.state.num_prefix_hits > 100
     assert len(encoded) < 10
+    assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("of", ["more", "end"])
+def test_images_that_depend_on_what_follows(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a further image, or the text behind, changes the K/V of a first one, others do not share it."""
+    kind = type(the_target("llava"))
+    prefill = kind._prefill
+
+    def looking_ahead(self: Any, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+        is_other = (tokens == vision.IMAGE).sum() > 4 if of == "more" else tokens[0, -1] % 2 == 1
+
+        def change(module: Any, args: Any, made: torch.Tensor) -> torch.Tensor:
+            changes = is_other and made.shape[1] == tokens.shape[1]
+            return torch.cat([made[:, :15].roll(1, dims=2), made[:, 15:]], dim=1) if changes else made
+
+        with self.get_input_embeddings().register_forward_hook(change):
+            return prefill(self, tokens, *args, **options)
+
+    two, one = vision.ragged_image_prompts("llava", ((9, 21, 4), (9, 21)))
+    one["input_ids"] = two["input_ids"][:, : one["input_ids"].shape[1]].clone()
+    one["pixel_values"] = two["pixel_values"][:1]
+    prompts = [two, one] if of == "more" else [with_more(one, [7]), with_more(one, [7, 20, 8])]
+    before = [plain("llava", inputs) for inputs in prompts]
+    monkeypatch.setattr(kind, "_prefill", looking_ahead)
+    texts = [plain("llava", inputs) for inputs in prompts]
+    assert texts[0] != before[0] and texts[1] == before[1]
+    manager = manager_for("llava")
+    assert [text for inputs in prompts * 2 for text in write(manager, inputs)] == texts * 2
+    leads = manager._admission.leads
+    assert getattr(leads, of) is False
+    assert of == "end" or manager.state.num_prefix_hits > 0  # of equal prompts
+    setattr(leads, of, True)
+    manager.reset_prefix_cache()
+    assert [text for inputs in prompts for text in write(manager, inputs)] != texts
+
+
+@pytest.mark.parametrize(
+    ("name", "tail", "dtype"),
+    [("llava", 41, torch.float64), ("gemma3", 21, torch.float64), ("qwen3_vl", 41, torch.float32)],
+)
+def test_adjacent_images(name: str, tail: int, dtype: torch.dtype) -> None:
+    """Images without text between them are shared together or not at all, though a marker stands in the text."""
+    one, apart = vision.ragged_image_prompts(name, ((9, 0, tail), (9, 21, 3)))
+    tokens = one["input_ids"][0]
+    if name != "qwen3_vl":  # without markers between them, too
+        end = int((tokens == vision.IMAGE_END).nonzero()[0, 0])
+        assert tokens[end + 1] == vision.IMAGE_START
+        is_token = {key for key, value in one.items() if value.shape[-1] == len(tokens)}
+        cut = {key: torch.cat([one[key][:, :end], one[key][:, end + 2 :]], dim=1) for key in is_token}
+        one, tokens = one | cut, cut["input_ids"][0]
+    tokens[-9] = vision.IMAGE_START
+    half = len(one["pixel_values"]) // 2
+    changed = [one["pixel_values"].clone() for _ in range(2)]
+    for values, part in zip(changed, (slice(half, None), slice(half)), strict=True):
+        values[part] = -9 * values[part].flip(-1)
+    prompts = [one, *(one | {"pixel_values": values} for values in changed)]
+    texts = [plain(name, inputs) for inputs in prompts]
+    assert len({tuple(text) for text in texts}) == 3, "else the images would not matter"
+    manager = manager_for(name, "ngram", dtype)
+    assert write(manager, apart) == [plain(name, apart)], "which tells that images may be read one by one"
+    for inputs, text in zip(prompts * 2, texts * 2, strict=True):
+        assert write(manager, inputs) == [text]
+    assert manager.state.num_prefix_hits > 3 * 20, "in the second round"
     assert_nothing_left(manager)
 
 
