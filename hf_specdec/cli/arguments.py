@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import loading
+from ..benchmarking import dtypes
 from ..benchmarking import prompts as prompt_sets
 from ..drafters import OtherVocabularyDrafter
 
@@ -41,11 +42,23 @@ def checked_device(device: str | None) -> str:
     return device
 
 
-def checked_dtype(dtype: str | None, device: str) -> str:
-    """The dtype given on the command line; by default float32 on a CPU, else bfloat16."""
+def checked_dtype(dtype: str | None, device: str, hint: str | None = None, target: str | None = None) -> str:
+    """
+    The dtype given on the command line; by default float32 on a CPU, else bfloat16.
+
+    With `hint`, the parameter of the `target`, it may be `auto`: on a CPU the faster of two, by forwards of the target
+    that are timed, and a line on stderr says so.
+    """
+    if dtype == "auto" and hint is not None and device == "cpu":
+        times = or_bad_parameter(hint, dtypes.measure, target)
+        typer.echo(dtypes.describe(times), err=True)
+        return dtypes.fastest(times)
+    if dtype == "auto" and hint is not None:
+        dtype = None
     dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
     if dtype not in loading.DTYPES:
-        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}.", param_hint="--dtype")
+        auto = "" if hint is None else ", auto"
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}{auto}.", param_hint="--dtype")
     return dtype
 
 

@@ -40,6 +40,7 @@ from .arguments import (
 from .options import (
     DeviceOption,
     DraftOption,
+    DtypeOrAutoOption,
     SeedOption,
     TargetArgument,
     ThreadsOption,
@@ -72,12 +73,7 @@ def bench(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate at most.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls with each prompt.")] = 3,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of what is timed: {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"
-        ),
-    ] = None,
+    dtype: DtypeOrAutoOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
@@ -111,10 +107,11 @@ def bench(
         torch.set_num_threads(threads)
     logging.disable_progress_bar()
     _check_plot(plot)
+    for text in tree or ():
+        or_bad_parameter("--tree", parse_tree, text)
     request = Request(
         target=target,
         draft=draft,
-        dtype=checked_dtype(dtype, device),
         device=device,
         trees=list(dict.fromkeys(tree or ["default"])),
         baselines=list(dict.fromkeys(["eager", *(baseline or [])])),
@@ -126,9 +123,8 @@ def bench(
             rounds=rounds,
             seed=seed,
         ),
+        dtype=checked_dtype(dtype, device, "TARGET", target),
     )
-    for text in request.trees:
-        or_bad_parameter("--tree", parse_tree, text)
     with progress_bar() as progress:
         report = request.measure(progress, gate=gate, profile=profile)
     _show(report, plot)

@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 import hf_specdec
 
 from ..benchmarking.contenders import GREEDY
 from ..benchmarking.equality import first_difference
 from ..benchmarking.prompts import encode_turns
-from ..loading import DTYPES, load_draft_to, load_target, load_tokenizer
+from ..loading import DTYPES, WORDS, check_place, load_draft_to, load_target, load_tokenizer
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter, say_how_it_drafts
 from .options import DeviceOption, DraftOption, TargetOption, TreeOption
@@ -35,6 +36,9 @@ wheat and barley for eleven villages until 1932, when a storm broke the wall. Vo
 the wheel has turned again every summer since."""
 
 WARM_UP_TOKENS = 12
+FEWEST_TOKENS, MOST_TOKENS = 64, 160
+SECONDS_A_CALL = 12.0
+"""What a plain call may take, by the warm-up, before fewer than `MOST_TOKENS` are generated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +58,23 @@ def demo(
     draft: DraftOption = "ngram",
     tree: TreeOption = "default",
     prompt: Annotated[str, typer.Option(help="What to ask.", show_default="a text to summarize")] = DEFAULT_PROMPT,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 160,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens to generate at most.",
+            show_default=f"{MOST_TOKENS}, down to {FEWEST_TOKENS} where a call takes over {SECONDS_A_CALL:.0f} s",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls each way, in turns; the first ones are shown.")] = 3,
     dtype: Annotated[
-        str, typer.Option(help=f"One of {', '.join(DTYPES)}. In half precision near-ties may round either way.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(DTYPES)}, or auto: on a CPU float32 or bfloat16, whose forwards are timed. In "
+            "half precision near-ties may round either way.",
+            show_default="auto on a CPU, else float32",
+        ),
+    ] = None,
     device: DeviceOption = None,
 ) -> None:
     """
@@ -66,32 +82,38 @@ def demo(
     """
     device = checked_device(device)
     config = hf_specdec.SpeculativeConfig(tree=or_bad_parameter("--tree", parse_tree, tree))
-    torch_dtype = DTYPES[checked_dtype(dtype, device)]
-    model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
+    or_bad_parameter("--draft", check_place, None if draft in WORDS else draft)
+    logging.disable_progress_bar()
+    console = Console()
+    dtype = checked_dtype(dtype or ("auto" if device == "cpu" else "float32"), device, "--target", target)
+    model = or_bad_parameter("--target", load_target, target, DTYPES[dtype], device)
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device, model, tokenizer)
+    assistant = or_bad_parameter("--draft", load_draft_to, draft, DTYPES[dtype], device, model, tokenizer)
     say_how_it_drafts(assistant)
     inputs = encode_turns(tokenizer, [prompt]).to(model.device)
     speculation = {"assistant_model": assistant, "speculative_config": config}
 
-    console = Console()
     with console.status("Warming up"):
-        for options in ({}, speculation):
-            try:
-                _generate(model, inputs, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens), **options)
-            except ValueError as error:  # a draft or a tree that does not fit
-                raise typer.BadParameter(str(error), param_hint="--draft, --tree") from error
+        warm_up_tokens = min(WARM_UP_TOKENS, max_new_tokens or WARM_UP_TOKENS)
+        first = _generate(model, inputs, max_new_tokens=warm_up_tokens)
+        try:
+            _generate(model, inputs, max_new_tokens=warm_up_tokens, **speculation)
+        except ValueError as error:  # a draft or a tree that does not fit
+            raise typer.BadParameter(str(error), param_hint="--draft, --tree") from error
+    longest = {"max_new_tokens": max_new_tokens or _affordable(first)}
 
-    shown = {"max_new_tokens": max_new_tokens, "streamer": PrintedText(tokenizer)}
+    shown = {**longest, "streamer": PrintedText(tokenizer)}
     console.rule("generate(**inputs)")
     plain = [_generate(model, inputs, **shown)]
     console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree})", characters="─")
     sped_up = [_generate(model, inputs, **shown, **speculation)]
     console.rule()
-    with console.status("Measuring in turns"):
-        for _ in range(1, rounds):
-            plain.append(_generate(model, inputs, max_new_tokens=max_new_tokens))
-            sped_up.append(_generate(model, inputs, max_new_tokens=max_new_tokens, **speculation))
+    _say_turn(console, plain, sped_up)
+    for _ in range(1, rounds):
+        with console.status("Measuring in turns"):
+            plain.append(_generate(model, inputs, **longest))
+            sped_up.append(_generate(model, inputs, **longest, **speculation))
+        _say_turn(console, plain, sped_up)
 
     console.print(_compare(plain, sped_up, hf_specdec.last_metrics()))
     if doubt := _doubt(_rates(plain), _rates(sped_up)):
@@ -104,6 +126,18 @@ def demo(
         if dtype == "float32":
             raise typer.Exit(1)
         console.print(f"In {dtype}, near-ties between tokens round either way; compare texts with --dtype float32.")
+
+
+def _affordable(warm_up: Run) -> int:
+    """Tokens that a plain call generates in `SECONDS_A_CALL` by the warm-up, within the limits."""
+    return max(FEWEST_TOKENS, min(MOST_TOKENS, int(SECONDS_A_CALL * warm_up.tokens_per_second)))
+
+
+def _say_turn(console: Console, plain: Sequence[Run], sped_up: Sequence[Run]) -> None:
+    """Prints the newest turn."""
+    one, other = plain[-1].tokens_per_second, sped_up[-1].tokens_per_second
+    text = f"turn {len(plain)}: plain {one:.1f}, tree {other:.1f} tokens per second, {other / one:.2f} ×"
+    console.print(text, highlight=False)
 
 
 def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Run:

@@ -29,6 +29,13 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(help=f"One of {', '.join(DTYPES)}.", show_default="float32 on a CPU, else bfloat16"),
 ]
+DtypeOrAutoOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {', '.join(DTYPES)}, or auto: on a CPU float32 or bfloat16, whose forwards are timed first.",
+        show_default="float32 on a CPU, else bfloat16",
+    ),
+]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one, else cpu")
 ]

@@ -15,7 +15,7 @@ from .options import (
     DeviceMapOption,
     DeviceOption,
     DraftOption,
-    DtypeOption,
+    DtypeOrAutoOption,
     ImageHostsOption,
     LogprobsMode,
     LogprobsModeOption,
@@ -99,7 +99,7 @@ def serve(
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
     logprobs_mode: LogprobsModeOption = LogprobsMode.RAW,
-    dtype: DtypeOption = None,
+    dtype: DtypeOrAutoOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
 ) -> None:
@@ -153,7 +153,7 @@ def serve(
             draft=draft,
             speculative_config=config,
             device=device,
-            dtype=checked_dtype(dtype, device),
+            dtype=checked_dtype(dtype, device, "TARGET", target),
             device_map=device_map,
             max_requests=max_requests,
             max_batch_tokens=max_batch_tokens,

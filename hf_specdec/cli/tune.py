@@ -30,7 +30,7 @@ from .arguments import (
 from .options import (
     DeviceOption,
     DraftOption,
-    DtypeOption,
+    DtypeOrAutoOption,
     SeedOption,
     TargetArgument,
     ThreadsOption,
@@ -49,18 +49,18 @@ def tune(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate at most.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of the best trees with each prompt.")] = 2,
-    dtype: DtypeOption = None,
+    dtype: DtypeOrAutoOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Find the fastest static tree, from measured acceptance and measured step times, and time it."""
     device = checked_device(device)
-    dtype = checked_dtype(dtype, device)
     if threads is not None:
         torch.set_num_threads(threads)
     texts = checked_prompts(prompts, task, num_prompts)
     logging.disable_progress_bar()
+    dtype = checked_dtype(dtype, device, "TARGET", target)
     model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     assistant = or_bad_parameter(

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.benchmarking import HEAD
 from support.goldens import TINY_TARGET
 from typer.testing import CliRunner
 
+from hf_specdec.benchmarking import dtypes, environment
+from hf_specdec.benchmarking.dtypes import ForwardTimes
 from hf_specdec.cli import build_app
 from hf_specdec.cli import demo as cli_demo
+from hf_specdec.loading import load_target
+
+
+TINY = ("--target", str(TINY_TARGET), "--device", "cpu", "--prompt", "t1 t221 t106 t371", "--rounds", "1")
+SECONDS = {"float32": 0.004, "bfloat16": 0.002}
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -23,9 +31,11 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_both_texts_are_printed_and_identical() -> None:
-    code, output = run("demo", "--max-new-tokens", "16", "--rounds", "2", "--device", "cpu")
+    words = ("--dtype", "float32", "--max-new-tokens", "16", "--rounds", "2", "--device", "cpu")
+    code, output = run("demo", *words)
     assert code == 0
     assert "identical: yes" in output
+    assert "turn 1: plain" in output and "turn 2: plain" in output
     assert "tokens per second" in output
     assert "mean acceptance length" in output
 
@@ -41,12 +51,42 @@ def test_both_texts_are_printed_and_identical() -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_heads_of_any_format_and_models_draft(draft: Path, tree: str) -> None:
-    words = ("--draft", str(draft), "--tree", tree, "--prompt", "t1 t221 t106 t371", "--max-new-tokens", "24")
-    code, output = run("demo", "--target", str(TINY_TARGET), "--device", "cpu", *words)
+    words = ("--draft", str(draft), "--tree", tree, "--dtype", "float32", "--max-new-tokens", "24")
+    code, output = run("demo", *TINY, *words)
     assert code == 0, output
     assert "identical: yes" in output
     (accepted,) = re.findall(r"mean acceptance length +1.00 +(\S+)", output)
     assert float(accepted) > 1.0
+
+
+@pytest.mark.parametrize("dtype, has", [(None, True), ("auto", True), ("bfloat16", False)])
+def test_the_dtype_of_a_cpu_is_measured_unless_it_is_given(
+    dtype: str | None, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What half precision takes here is told, not measured."""
+    monkeypatch.setattr(
+        dtypes, "times_of", lambda model, name: ForwardTimes(dtype=name, one=SECONDS[name], several=0.009)
+    )
+    made: list[torch.dtype] = []
+    monkeypatch.setattr(
+        cli_demo, "load_target", lambda name, dtype, device: made.append(dtype) or load_target(name, dtype, device)
+    )
+    words = () if dtype is None else ("--dtype", dtype)
+    code, output = run("demo", *TINY, *words, "--max-new-tokens", "8")
+    assert code == 0, output
+    assert made == [torch.bfloat16]
+    assert ("forwards of 1 and 10 tokens take 2 and 9 ms in bfloat16, 4 and 9 ms in float32." in output) == has
+    assert (f"{environment.cpu()}, " in output) == has and ("Taken: bfloat16." in output) == has
+
+
+def test_fewer_tokens_where_calls_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, tokens in ((1.2, 120), (0.001, cli_demo.MOST_TOKENS), (60, cli_demo.FEWEST_TOKENS)):
+        assert cli_demo._affordable(cli_demo.Run(tokens=torch.zeros(12), seconds=seconds)) == tokens
+    timed = cli_demo._generate
+    monkeypatch.setattr(cli_demo, "_generate", lambda *args, **options: replace(timed(*args, **options), seconds=60))
+    code, output = run("demo", *TINY, "--dtype", "float32")
+    assert code == 0, output
+    assert re.search(rf"tokens +{cli_demo.FEWEST_TOKENS} +{cli_demo.FEWEST_TOKENS}\b", output), output
 
 
 def run_with_clock(
@@ -66,8 +106,8 @@ def run_with_clock(
         return replace(done, seconds=next(left[drafts]))
 
     monkeypatch.setattr(cli_demo, "_generate", generate)
-    words = ("--prompt", "t1 t221 t106 t371", "--max-new-tokens", "20", "--rounds", str(len(plain)))
-    code, output = run("demo", "--target", str(TINY_TARGET), "--device", "cpu", *words)
+    words = ("--dtype", "float32", "--max-new-tokens", "20", "--rounds", str(len(plain)))
+    code, output = run("demo", *TINY, *words)
     assert code == 0 and "identical: yes" in output, output
     return output, order
 
@@ -101,7 +141,7 @@ def test_a_spread_larger_than_the_difference_is_said(
         (("--dtype", "int3"), "int3"),
         (("--device", "gpu"), "'gpu' is no device"),
         (("--draft", "no/such/head"), "no/such/head"),
-        (("--draft", str(HEAD)), "vocabulary of 512 tokens"),  # of another model than SmolLM2
+        (("--dtype", "float32", "--draft", str(HEAD)), "vocabulary of 512 tokens"),  # of another model than SmolLM2
         (("--target", "no/such/folder/here"), "no/such/folder/here"),
     ],
 )
