@@ -6,7 +6,8 @@ This library beside its peers, with one target and one head: transformers, vLLM,
 
 See benchmarks/peers/README.md: what is measured, and how peers of other environments take part. Prints what each
 contender ran with, a table, and one JSON line; draws a picture into `--output`. What is measured is written to
-`--results` at once: the same command goes on where it was cut, and `--render` draws and prints without measuring.
+`--results` at once: the same command goes on where it was cut, and tries what has failed again. `--render` draws and
+prints without measuring.
 
     python benchmarks/compare_peers.py --render peers.jsonl --markdown
 
@@ -33,8 +34,8 @@ from load import HEAD, prompts_of
 from peers.contenders import CONTENDERS, PACKAGES
 from peers.job import Job
 from peers.preparing import SHAPES, converted, described, has_package, random_head, random_target
-from peers.report import markdown_of, save_picture, table_of, with_shares
-from peers.results import append, begin, cells_of, read
+from peers.report import failures_of, markdown_of, save_picture, table_of, with_shares
+from peers.results import append, begin, cells_of, done_of, read
 from rich.console import Console
 
 from hf_specdec.benchmarking.environment import environment
@@ -194,11 +195,11 @@ def measure(options: argparse.Namespace) -> None:
         job = job_of(options, folder)
         job.write(folder / "job.json")
         for name in options.contenders:
-            done = {(cell["temperature"], cell["open"]) for cell in cells_of(read(path)[1:], name)}
-            if done.issuperset(job.cells):
+            if done_of(read(path)[1:], name).issuperset(job.cells):
                 continue
-            failure = reason_against(name, job, options.interpreters)
+            failure, began = reason_against(name, job, options.interpreters), time.perf_counter()
             if failure is None:
+                _tell(f"{CONTENDERS[name].label} …")
                 seconds = min(options.seconds, end - time.perf_counter())
                 python = options.interpreters.get(CONTENDERS[name].family, sys.executable)
                 log = logs / f"{name}.log"
@@ -206,8 +207,14 @@ def measure(options: argparse.Namespace) -> None:
                     "no time was left" if seconds <= 0 else run(name, python, folder / "job.json", path, seconds, log)
                 )
                 begin(path, setting)  # without a line that was cut
+                num_done = len(done_of(read(path)[1:], name))
+                _tell(f"  {num_done} of {len(job.cells)} cells after {time.perf_counter() - began:.0f} s")
             if failure is not None:
                 append(path, {"contender": name, "failure": failure})
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def render(paths: Sequence[Path], picture: Path, console: Console, markdown: bool = False) -> None:
@@ -219,7 +226,7 @@ def render(paths: Sequence[Path], picture: Path, console: Console, markdown: boo
     order = list(CONTENDERS).index
     results = with_shares(sorted(cells_of(lines), key=lambda cell: order(cell["contender"])))
     ran_with = {
-        line["contender"]: line["ran_with"] | {"seconds_to_start": line["seconds_to_start"]}
+        line["contender"]: line["ran_with"] | {"seconds_to_start": round(line["seconds_to_start"], 1)}
         for line in lines
         if "ran_with" in line
     }
@@ -229,6 +236,8 @@ def render(paths: Sequence[Path], picture: Path, console: Console, markdown: boo
         console.print(f"{CONTENDERS[name].label}: {described(values)}", markup=False)
     for name, reason in left_out.items():
         console.print(f"{CONTENDERS[name].label}: {reason}", markup=False)
+    for failure in failures_of(results):
+        console.print(failure, markup=False)
     console.print(table_of(results))
     if any("error" not in cell for cell in results):
         what = about["shape"] or Path(about["target"] or "SmolLM2-135M-Instruct").name

@@ -51,17 +51,15 @@ def with_shares(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table_of(cells: list[dict[str, Any]]) -> Table:
-    """The table, a row for each cell."""
+    """The table, a row for each cell that was measured."""
     table = Table("contender", "T", "open", "tok/s", "range", "over first", "tok/step", "steps/s", "same texts")
-    ordered = sorted(cells, key=lambda cell: (cell["temperature"], cell["open"]))
-    for cell in ordered:
-        begin = CONTENDERS[cell["contender"]].label, f"{cell['temperature']:g}", str(cell["open"])
-        if "error" in cell:
-            table.add_row(*begin, cell["error"].splitlines()[0][:60])
-            continue
+    done = [cell for cell in cells if "error" not in cell]
+    for cell in sorted(done, key=lambda cell: (cell["temperature"], cell["open"])):
         length, same = cell["acceptance_length"], cell["same_texts"]
         table.add_row(
-            *begin,
+            CONTENDERS[cell["contender"]].label,
+            f"{cell['temperature']:g}",
+            str(cell["open"]),
             f"{cell['tokens_per_second']:,.1f}",
             f"{min(cell['of_turns']):,.1f} – {max(cell['of_turns']):,.1f}",
             f"{cell['over_first']:.2f}",
@@ -70,6 +68,16 @@ def table_of(cells: list[dict[str, Any]]) -> Table:
             "" if same is None else f"{same:.0%}",
         )
     return table
+
+
+def failures_of(cells: list[dict[str, Any]]) -> list[str]:
+    """A line for each error of a contender, with the cells that have it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        if "error" in cell:
+            key = cell["contender"], cell["error"].splitlines()[0]
+            found.setdefault(key, []).append(f"{_way(cell['temperature'])}, {cell['open']} open")
+    return [f"{CONTENDERS[name].label} ({'; '.join(ways)}): {error}" for (name, error), ways in found.items()]
 
 
 def markdown_of(cells: list[dict[str, Any]]) -> str:
@@ -85,7 +93,10 @@ def markdown_of(cells: list[dict[str, Any]]) -> str:
 
 
 def _rate(cell: dict[str, Any] | None) -> str:
-    return "" if cell is None else f"{cell['tokens_per_second']:,.0f}"
+    if cell is None:
+        return ""
+    rate = cell["tokens_per_second"]
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _way(temperature: float) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .contenders import CONTENDERS
+
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a file, without a last one that was cut; none if there is no file."""
@@ -64,3 +66,9 @@ def cells_of(lines: Iterable[dict[str, Any]], name: str | None = None) -> list[d
         if "open" in line and name in (None, line["contender"]):
             found[line["contender"], line["temperature"], line["open"]] = line
     return list(found.values())
+
+
+def done_of(lines: Iterable[dict[str, Any]], name: str) -> set[tuple[float, int]]:
+    """Temperature and open requests of a contender's cells that need not be measured: those that failed are again."""
+    cells, serves = cells_of(lines, name), CONTENDERS[name].serves
+    return {(cell["temperature"], cell["open"]) for cell in cells if "error" not in cell or not serves(cell["open"])}

@@ -2,33 +2,41 @@
 Measures one contender in a process of its own: `python -m peers.worker CONTENDER JOB OUTPUT`.
 
 Adds JSON lines to OUTPUT, each as soon as it is known (see results.py): what the contender ran with, then one line for
-every temperature and number of open requests that OUTPUT lacks. Standard library only, as job.py.
+every temperature and number of open requests that OUTPUT lacks, or that has failed. Standard library only, as job.py.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .contenders import CONTENDERS
+from .contenders import CONTENDERS, ONE_AT_A_TIME
 from .job import Engine, Job
-from .results import append, cells_of, read
+from .results import append, done_of, read
 
 
 MOST_TEXTS = 8
 """Greedy texts that are kept, to be compared."""
 
 
-def cells(engine: Engine, job: Job, done: Container[tuple[float, int]] = ()) -> Iterator[dict[str, Any]]:
-    """The figures of every cell that is not done; a cell that fails does not end the others."""
+def cells(
+    engine: Engine, job: Job, done: Container[tuple[float, int]] = (), serves: Callable[[int], bool] = bool
+) -> Iterator[dict[str, Any]]:
+    """
+    The figures of every cell that is not done; a cell that fails does not end the others. With more open requests than
+    the engine `serves` it is not tried.
+    """
     for temperature, number in job.cells:
         if (temperature, number) in done:
             continue
         cell = {"temperature": temperature, "open": number}
+        if not serves(number):
+            yield cell | {"error": ONE_AT_A_TIME}
+            continue
         try:
             yield cell | measure(engine, job, temperature, number)
         except Exception as error:  # the other cells are still measured
@@ -78,13 +86,13 @@ def measure(engine: Engine, job: Job, temperature: float, number: int) -> dict[s
 
 def main(name: str, job_file: str, output: str) -> None:
     job, path = Job.read(Path(job_file)), Path(output)
-    done = {(cell["temperature"], cell["open"]) for cell in cells_of(read(path), name)}
+    contender, done = CONTENDERS[name], done_of(read(path), name)
     begin = time.perf_counter()
-    engine = CONTENDERS[name].start(name, job)
+    engine = contender.start(name, job)
     seconds = time.perf_counter() - begin
     append(path, {"contender": name, "ran_with": engine.ran_with, "seconds_to_start": seconds})
     try:
-        for cell in cells(engine, job, done):
+        for cell in cells(engine, job, done, contender.serves):
             append(path, {"contender": name, **cell})
     finally:
         engine.close()

@@ -109,9 +109,20 @@ def test_switches_of_a_set_acceptance() -> None:
     assert sglang_engine.environment("tree", job)[names[2]] == "fixed"  # SGLang refuses drafts' tokens in trees
 
 
+def test_what_is_done() -> None:
+    """Failed cells are not, but for those that a contender cannot have."""
+    failed = [{"temperature": 0.0, "open": number, "error": "no"} for number in (1, 2)]
+    for name, done in (("hf-plain", set()), ("hf-lookup", {(0.0, 2)})):
+        lines = [cell | {"contender": name} for cell in failed]
+        assert results.done_of(lines, name) == done
+        later = {"contender": name, "temperature": 0.0, "open": 1, "tokens_per_second": 1.0}
+        assert results.done_of([*lines, later], name) == done | {(0.0, 1)}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
+        ("hf-lookup", {"open": [2, 3]}, "one request at a time"),
         ("hf-assisted", {}, "--assistant"),
         ("hf-lookup", {"is_random": True}, "random weights"),
         ("ours-auto", {"is_random": True}, "random weights"),
@@ -127,15 +138,16 @@ class Counting:
     """An engine that fails with two requests, and counts its calls."""
 
     ran_with: dict[str, Any] = {"transformers": "5"}
+    serves_several = False
 
     def __init__(self) -> None:
         self.calls = 0
 
     def generate(self, prompts: list[list[int]], temperature: float) -> Answers:
-        if len(prompts) > 1:
+        if len(prompts) > 1 and not self.serves_several:
             raise ValueError("one at a time")
         self.calls += 1
-        return Answers([continued(prompts[0], 4)], 2, 2 + 2 * (self.calls % 2))
+        return Answers([continued(prompt, 4) for prompt in prompts], 2, 2 + 2 * (self.calls % 2))
 
     def close(self) -> None:
         pass
@@ -149,6 +161,8 @@ def test_cells_of_a_worker() -> None:
     assert found[0]["open"] == 1 and len(found[0]["of_turns"]) == 2 and found[0]["acceptance_length"] == 2.5
     assert found[0]["texts"] == [continued(prompt, 4) for prompt in PROMPTS]
     assert found[1] == {"temperature": 0.0, "open": 2, "error": "ValueError: one at a time"}
+    alone = list(cells(engine, job_of(temperatures=[0.0]), serves=CONTENDERS["hf-lookup"].serves))
+    assert alone[1]["error"] == "it serves one request at a time"
     late = next(cells(Counting(), job_of(seconds=0.0)))
     assert len(late["of_turns"]) == 1
 
@@ -251,8 +265,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_the_command(tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A table, a picture and one JSON line, whatever becomes of the contenders; the next command goes on."""
+def test_the_command(
+    tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A table, a picture and one JSON line, whatever becomes of the contenders; the next command goes on, and tries what
+    has failed again.
+    """
     output, lines_in = tmp_path / "peers.png", tmp_path / "peers.jsonl"
     names = ["hf-plain", "ours-tree", "hf-lookup", "vllm-plain"]
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
@@ -270,17 +289,31 @@ def test_the_command(tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixtu
     assert errors == [None, "ValueError: one at a time"] * 2 + [None]
     assert found["ran_with"]["hf-plain"]["transformers"] == "5"
     assert any("transformers, generate" in line and "greedy" not in line for line in lines)
+    ways = "greedy, 2 open; T = 1, 2 open"
+    assert sum(line == f"transformers, generate ({ways}): ValueError: one at a time" for line in lines) == 1
 
     compare_peers.main(command)
-    assert ran == ["hf-plain", "ours-tree", "ours-tree"]
+    assert ran == ["hf-plain", "ours-tree"] * 2
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert len(found["results"]) == 8 and list(found["left_out"]) == ["hf-lookup", "vllm-plain"]
+    errors = [cell.get("error") for cell in found["results"]]
+    assert errors == [None, "ValueError: one at a time"] * 4  # it has failed again
+    assert list(found["left_out"]) == ["hf-lookup", "vllm-plain"]
+    measured = [cell for cell in found["results"] if "error" not in cell]
+
+    monkeypatch.setattr(Counting, "serves_several", True)
+    compare_peers.main(command)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(found["results"]) == 8 and not any("error" in cell for cell in found["results"])
+    assert all(cell in found["results"] for cell in measured)  # not measured again
+    compare_peers.main(command)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert ran == ["hf-plain", "ours-tree"] * 3
 
     output.unlink()
     compare_peers.main([*files, "--render", str(lines_in), "--markdown"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(ran) == 3 and output.exists() and json.loads(lines[-1]) == found
-    assert "| tokens/s | greedy, 1 open | T = 1, 1 open |" in lines
+    assert len(ran) == 6 and output.exists() and json.loads(lines[-1]) == found
+    assert "| tokens/s | greedy, 1 open | greedy, 2 open | T = 1, 1 open | T = 1, 2 open |" in lines
     assert sum(line.startswith("| hf_specdec, tree | ") for line in lines) == 1
 
     with pytest.raises(SystemExit, match="peers.jsonl is of another job: `turns` was 1 and is 2. Name another file"):

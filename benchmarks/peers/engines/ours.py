@@ -44,7 +44,12 @@ class Ours:
             **blocks_of(blocks), max_requests_per_batch=most, allow_block_sharing=False
         )
         self.ran_with = versions("hf_specdec", "transformers", "torch", "triton") | {
-            "arguments": {"tree": str(tree), **options, "num_blocks": blocks, "acceptance": job.acceptance_length}
+            "arguments": {
+                "tree": job.tree if tree is None else str(tree),
+                **options,
+                "num_blocks": blocks,
+                "acceptance": job.acceptance_length,
+            }
         }
 
     def generate(self, prompts: list[list[int]], temperature: float) -> Answers:
