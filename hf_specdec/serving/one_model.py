@@ -19,8 +19,8 @@ from .defaults import NO_IMAGES
 from .engine.messages import Served
 from .errors import UnknownModel
 from .images import ImageReader
-from .reasoning import Reasoning
-from .requests import Facts, reserved_names, roles_of
+from .reasoning import Reasoning, has_reasoning
+from .requests import Facts, reserved_names, roles_of, switches_of
 from .text_limits import TextLimit
 from .tokenising import PromptMaker
 from .work_pool import WorkPool
@@ -55,20 +55,23 @@ class OneModel(ModelManager):
     ):
         self._loaded, self._began = (model, tokenizer), int(time.time())
         self._images = images if isinstance(images, ImageReader) else None
+        self.work = WorkPool()
+        """Does the work on large requests."""
+        self.calls = _calls_of(model, tokenizer, self._images)
+        """How the model calls functions; None if that is not known."""
+        template = get_response_template(tokenizer, model)
+        self.reasoning = Reasoning.of(template, tokenizer)
+        """The marks of the model's reasoning, if it has any."""
         self.facts = Facts(
             model.config.get_text_config().vocab_size,
             roles_of(tokenizer),
             reserved_names(tokenizer),
             has_end=model.generation_config.eos_token_id is not None,
             no_images=images if isinstance(images, str) else "",
+            switches=switches_of(tokenizer if self._images is None else self._images.processor),
+            reasons=has_reasoning(template),
         )
         """What checks of requests have to know."""
-        self.work = WorkPool()
-        """Does the work on large requests."""
-        self.calls = _calls_of(model, tokenizer, self._images)
-        """How the model calls functions; None if that is not known."""
-        self.reasoning = Reasoning.of(get_response_template(tokenizer, model), tokenizer)
-        """The marks of the model's reasoning, if it has any."""
         limit = TextLimit.of(tokenizer, model.longest_text)
         self.prompts = PromptMaker(tokenizer, limit, self._images, self.reasoning)
         """Stands for the tokenizer where handlers make prompts."""

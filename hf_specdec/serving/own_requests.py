@@ -22,7 +22,17 @@ from .errors import RequestRefused, refusing
 from .generation import Generation, asked_for
 from .null_fields import add_null_fields
 from .one_model import OneModel
-from .requests import LENGTHS, checked, demanded_tools, grammar_of, options_of, told_of, told_place
+from .requests import (
+    LENGTHS,
+    TAKEN_ALONE,
+    checked,
+    demanded_tools,
+    grammar_of,
+    options_of,
+    told_of,
+    told_place,
+    variables_of,
+)
 from .stream_ends import event, until_done
 from .timeouts import Deadline
 from .tokenising import Later, PromptMaker
@@ -118,6 +128,10 @@ class OwnRequests:
             body = body | {"generation_config": json.dumps(options_of(options))}
             if options.seed is not None:
                 body["seed"] = options.seed
+        body = {name: value for name, value in body.items() if name not in TAKEN_ALONE}
+        if (effort := getattr(found, "effort", None)) is not None:
+            variables = variables_of(effort, self.model_manager.facts) | (body.get("chat_template_kwargs") or {})
+            body["chat_template_kwargs"] = variables
         if body.get("logit_bias") is not None:
             body = body | {"logit_bias": found.logit_bias}
         if (grammar := grammar_of(found)) is not None:
@@ -151,8 +165,9 @@ class OwnRequests:
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
         others = {name: value for name, value in body.items() if name not in _NOT_THEIRS}
-        if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
-            others["max_tokens"] = body["max_completion_tokens"]
+        for name in LENGTHS[:3]:  # the first of which transformers 5.17 leaves out
+            if body.get(name) is not None:
+                others["max_tokens"] = body[name]
         if others.get("stop") in ("", []):
             del others["stop"]
         handler: Any = super()  # of the handler with this mixin

@@ -17,6 +17,11 @@ TAIL = 64
 """Tokens at the end of a prompt among which are those that begin an answer."""
 
 
+def has_reasoning(template: dict[str, Any] | None) -> bool:
+    """Whether a response template has reasoning, be its marks tokens or not."""
+    return template is not None and any(name in load_response_template(template).fields for name in FIELDS)
+
+
 @dataclass(frozen=True)
 class Reasoning:
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -210,7 +211,9 @@ def test_inputs(client: TestClient, given: Any) -> None:
         ("chat/completions", {"function_call": {"name": "f"}}, {"function_call": "auto"}),
         ("chat/completions", {"modalities": ["text", "audio"]}, {"modalities": ["text"]}),
         ("chat/completions", {"audio": {"voice": "alloy", "format": "wav"}}, {"audio": None}),
-        ("chat/completions", {"reasoning_effort": "low"}, {"reasoning_effort": None}),
+        ("chat/completions", {"reasoning_effort": "low"}, {"reasoning_effort": "none"}),
+        ("chat/completions", {"echo": True}, {"echo": False, "parse_tool_calls": True, "reasoning_format": "auto"}),
+        ("chat/completions", {"add_generation_prompt": False}, {"add_generation_prompt": True, "documents": []}),
         ("chat/completions", {"web_search_options": {}}, {"web_search_options": None}),
         ("chat/completions", {"prediction": {"type": "content", "content": "abc"}}, {"prediction": None}),
         ("completions", {"suffix": "xyz"}, {"suffix": ""}),
@@ -222,7 +225,7 @@ def test_inputs(client: TestClient, given: Any) -> None:
         ("responses", {"conversation": "conv_1"}, {"conversation": None}),
         ("responses", {"truncation": "auto"}, {"truncation": "disabled"}),
         ("responses", {"max_tool_calls": 1}, {"max_tool_calls": None}),
-        ("responses", {"reasoning": {"effort": "low"}}, {"reasoning": {}}),
+        ("responses", {"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "none", "summary": "auto"}}),
     ],
 )
 def test_options_that_are_not_supported(
@@ -232,6 +235,79 @@ def test_options_that_are_not_supported(
     reason = refusal(client, path, PATHS[path] | option)
     assert f"`{name}" in reason and "not supported" in reason
     assert text_of(ask(client, path, **alike)) == text_of(ask(client, path))
+
+
+ELSEWHERE: dict[str, Any] = {
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "frequency_penalty": 0,
+    "truncate_prompt_tokens": None,
+    "detokenize": True,
+    "guided_json": None,
+    "typical_p": 1,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "dry_multiplier": 0.0,
+    "dry_sequence_breakers": ["\n", ":"],
+    "top_n_sigma": -1.0,
+    "samplers": [],
+    "cache_prompt": True,
+    "n_keep": -1,
+    "use_beam_search": False,
+    "grammar": "",
+    "lora": [],
+    "session_id": "mine",
+}
+"""What clients of vLLM and llama.cpp send and do not need."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_options_of_other_servers(client: TestClient, path: str) -> None:
+    """Values that ask for what happens anyway; others are refused with what to do instead."""
+    of_texts = {} if path == "responses" else {"best_of": 1, "logit_bias": {}, "n_predict": 6}
+    assert text_of(ask(client, path, **ELSEWHERE, **of_texts)) == text_of(ask(client, path))
+    for option, remedy in (
+        ({"repeat_penalty": 1.1}, "`repetition_penalty`"),
+        ({"guided_json": {"type": "object"}}, "`structured_outputs`"),
+        ({"typical_p": 0.5}, "`generation_config`"),
+        ({"cache_prompt": False}, "`--no-enable-prefix-caching`"),
+        ({"request_id": "a"}, "`X-Request-ID`"),
+    ):
+        (name,) = option
+        reason = refusal(client, path, PATHS[path] | option)
+        assert reason.startswith(f"`{name}=") and "not supported" in reason and remedy in reason
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_length_under_its_name_in_llama_cpp(client: TestClient, path: str) -> None:
+    assert ask(client, path, max_tokens=None, n_predict=3)["usage"]["completion_tokens"] == 3
+    reason = refusal(client, path, PATHS[path] | {"n_predict": 3})
+    assert reason == "`max_tokens=6` and `n_predict=3` differ. Leave one of them out."
+
+
+def test_efforts_of_reasoning() -> None:
+    """As in vLLM: a variable of the chat template, and a switch."""
+    think = "{{ messages[0].content }}{% if enable_thinking %} think {{ reasoning_effort }}{% endif %}"
+    with client_over(chat_template=think) as (client, _):
+
+        def length(path: str, **options: Any) -> int:
+            usage = ask(client, path, **options)["usage"]
+            return usage.get("prompt_tokens") or usage["input_tokens"]
+
+        chat = partial(length, "chat/completions")
+        shown = len(" think low".split())
+        for path, name in (("chat/completions", "reasoning_effort"), ("responses", "reasoning")):
+            low, none = ({name: one} if "effort" in name else {name: {"effort": one}} for one in ("low", "none"))
+            long = length(path, chat_template_kwargs={"enable_thinking": True, "reasoning_effort": "low"})
+            assert length(path, **low) == long >= length(path) + shown
+            assert length(path, **none) == length(path)
+            assert length(path, **low, chat_template_kwargs={"enable_thinking": False}) == length(path)
+        assert chat(reasoning_effort="low") < chat(reasoning_effort="minimal")
+        kwargs = {"chat_template_kwargs": {"reasoning_effort": "high"}}
+        assert "differ" in refusal(client, "chat/completions", CHAT | {"reasoning_effort": "low"} | kwargs)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, mod
 from ...verification.log_probabilities import MOST_BEST
 from ..characters import shortened
 from .decoding import Decoding
+from .elsewhere import OfCompletions, OfConversations
 from .kinds import (
     LARGEST,
     Boolean,
@@ -30,7 +31,7 @@ from .prompts import MOST_CHOICES, Choices, Prompt, prompts_of
 from .structured import ResponseFormat, StructuredOutputs, TextFormat, grammar_of
 from .token_bodies import DetokenizeBody, TokenizeBody
 from .tools import NestedTool, ResponseTool, ToolChoice, check_choice
-from .variables import TemplateVariables
+from .variables import Effort, TemplateVariables, check_one_effort
 
 
 MOST_NAMES = 16
@@ -95,8 +96,8 @@ LOGPROBS = "message.output_text.logprobs"
 Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
-LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Names of the most tokens of an answer, in the three APIs; the first that a request has counts."""
+LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
+"""Names of the most tokens of an answer, in the three APIs and llama.cpp's; the first that a request has counts."""
 
 
 class StreamOptions(Open):
@@ -111,6 +112,14 @@ class TextOptions(Open):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Closed):
+    """How much a response is reasoned about. Of summaries there are none, which `"auto"` leaves to the server."""
+
+    effort: Effort | None = None
+    summary: Annotated[Any, Only('"auto"')] = None
+    generate_summary: Annotated[Any, Only('"auto"')] = None
 
 
 class Shared(Decoding):
@@ -142,15 +151,39 @@ class Shared(Decoding):
         return self
 
     @model_validator(mode="after")
-    def _may_be_as_long_as_it_must(self) -> Shared:
-        name = next((name for name in LENGTHS if getattr(self, name, None) is not None), "")
-        most = getattr(self, name, None)
-        if most is not None and (self.min_tokens or 0) > most:
-            raise told(f"`min_tokens={self.min_tokens}` is more than `{name}={most}`. Lower it.")
+    def _has_one_length(self) -> Shared:
+        given = {name: most for name in LENGTHS if (most := getattr(self, name, None)) is not None}
+        if len(set(given.values())) > 1:
+            raise told(
+                f"{' and '.join(f'`{name}={most}`' for name, most in given.items())} differ. Leave one of them out."
+            )
+        for name, most in given.items():
+            if (self.min_tokens or 0) > most:
+                raise told(f"`min_tokens={self.min_tokens}` is more than `{name}={most}`. Lower it.")
         return self
 
 
-class _Conversation(Shared):
+class _Choices(Shared):
+    """What chats and completions have."""
+
+    max_tokens: Length | None = None
+    n_predict: Length | None = None
+    stop: StopStrings | None = None
+    response_format: ResponseFormat | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    logit_bias: LogitBias = None
+
+    @model_validator(mode="after")
+    def _has_no_others_to_choose_from(self) -> _Choices:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise told(
+                f"`best_of={self.best_of}` is not supported by this server, unless `n` is the same. Leave it out."
+            )
+        return self
+
+
+class _Conversation(Shared, OfConversations):
     """What chats and responses have."""
 
     chat_template_kwargs: TemplateVariables | None = None
@@ -168,6 +201,16 @@ class _Conversation(Shared):
     # Not supported.
     moderation: Annotated[Any, Only()] = None
 
+    @property
+    def effort(self) -> str | None:
+        """How much is to be reasoned."""
+        return None
+
+    @model_validator(mode="after")
+    def _has_one_effort(self) -> _Conversation:
+        check_one_effort(self.effort, self.chat_template_kwargs)
+        return self
+
     @model_validator(mode="after")
     def _demands_a_tool_that_it_has(self) -> _Conversation:
         tools = [
@@ -177,18 +220,14 @@ class _Conversation(Shared):
         return self
 
 
-class ChatBody(_Conversation):
+class ChatBody(_Conversation, _Choices):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     tools: ListOf[NestedTool] | None = None
-    max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
-    stop: StopStrings | None = None
-    response_format: ResponseFormat | None = None
-    n: Choices | None = None
-    logit_bias: LogitBias = None
     logprobs: Boolean | None = None
+    reasoning_effort: Effort | None = None
     # Without effect.
     verbosity: Literal["low", "medium", "high"] | None = None
     # Not supported.
@@ -197,14 +236,15 @@ class ChatBody(_Conversation):
     audio: Annotated[Any, Only()] = None
     modalities: Annotated[Any, Only('["text"]')] = None
     prediction: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[
-        Any, Only(remedy="Leave it out, or give what the model's chat template knows in `chat_template_kwargs`.")
-    ] = None
     web_search_options: Annotated[Any, Only()] = None
 
     @property
     def best_tokens(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
 
     @model_validator(mode="after")
     def _asks_for_logprobs(self) -> ChatBody:
@@ -212,27 +252,12 @@ class ChatBody(_Conversation):
             raise told(f"`top_logprobs={self.top_logprobs}` needs `logprobs=true`. Give it, or leave this out.")
         return self
 
-    @model_validator(mode="after")
-    def _has_one_length(self) -> ChatBody:
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise told(
-                f"`max_tokens={self.max_tokens}` and `max_completion_tokens={self.max_completion_tokens}` differ. "
-                "Leave one of them out."
-            )
-        return self
 
-
-class CompletionBody(Shared):
+class CompletionBody(_Choices, OfCompletions):
     """The body of `/v1/completions`."""
 
     prompt: Prompt
-    max_tokens: Length | None = None
-    stop: StopStrings | None = None
-    n: Choices | None = None
-    best_of: Choices | None = None
-    logit_bias: LogitBias = None
     logprobs: BestTokensOfCompletion = None
-    response_format: ResponseFormat | None = None
     # Not supported.
     echo: Annotated[Any, Only("false")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
@@ -243,10 +268,6 @@ class CompletionBody(Shared):
 
     @model_validator(mode="after")
     def _has_few_choices(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise told(
-                f"`best_of={self.best_of}` is not supported by this server, unless `n` is the same. Leave it out."
-            )
         number = len(prompts_of(self.prompt)) * (self.n or 1)
         if number > MOST_CHOICES:
             raise told(
@@ -263,6 +284,7 @@ class ResponseBody(_Conversation):
     tools: ListOf[ResponseTool] | None = None
     max_output_tokens: Length | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     # Without effect.
     image: dict[str, Any] | None = None
@@ -274,13 +296,16 @@ class ResponseBody(_Conversation):
     max_tool_calls: Annotated[Any, Only()] = None
     previous_response_id: Annotated[Any, Only()] = None
     prompt: Annotated[Any, Only(remedy="Give its text in `input`.")] = None
-    reasoning: Annotated[Any, Only("{}")] = None
     truncation: Annotated[Any, Only('"disabled"')] = None
 
     @property
     def best_tokens(self) -> int | None:
         is_included = LOGPROBS in (self.include or ()) or self.top_logprobs
         return (self.top_logprobs or 0) if is_included else None
+
+    @property
+    def effort(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.effort
 
 
 class LoadModelBody(Closed):

@@ -32,6 +32,8 @@ class Facts:
         reserved (`frozenset[str]`): names that `chat_template_kwargs` may not have.
         has_end (`bool`): whether a token ends the model's texts if the request names none.
         no_images (`str`): why messages may have no images; empty if they may.
+        switches (`tuple[str, ...]`): variables of the chat template that say how much the model reasons.
+        reasons (`bool`): whether answers may have reasoning.
     """
 
     vocab_size: int
@@ -39,6 +41,8 @@ class Facts:
     reserved: frozenset[str] = field(default_factory=frozenset)
     has_end: bool = True
     no_images: str = NO_IMAGES
+    switches: tuple[str, ...] = ()
+    reasons: bool = False
 
 
 def checked(kind: type[Body], body: dict[str, Any], facts: Facts) -> Body:

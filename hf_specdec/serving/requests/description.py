@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from .bodies import BODIES
 from .checking import Facts
 from .messages import IMAGE_PARTS, TEXT_PARTS
+from .variables import possible_efforts
 
 
 class ErrorDetails(BaseModel):
@@ -58,6 +59,7 @@ def describe(app: FastAPI, facts: Facts) -> None:
                 schemas["$defs"],
                 {
                     "token-id": {"maximum": facts.vocab_size - 1},
+                    "effort": {"enum": list(possible_efforts(facts))},
                     "role": {"enum": sorted(facts.roles)},
                     "part-type": {"enum": [*TEXT_PARTS, "refusal", *([] if facts.no_images else IMAGE_PARTS)]},
                 },

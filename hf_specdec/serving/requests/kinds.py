@@ -142,9 +142,14 @@ class Only:
 
     def _checked(self, value: Any) -> Any:
         given = _without_nulls(value)
-        if given is None or any(type(one) is type(given) and one == given for one in map(json.loads, self.values)):
+        if given is None or any(_kind(one) is _kind(given) and one == given for one in map(json.loads, self.values)):
             return value
         raise PydanticCustomError("unsupported", "{remedy}", {"remedy": self.remedy})
+
+
+def _kind(value: Any) -> type:
+    """The type of a value in JSON, where 1 and 1.0 are the same number."""
+    return float if type(value) is int else type(value)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -184,10 +184,10 @@ class GenerationOptions(Closed):
     num_beams: Annotated[Any, Only("1")] = None
     num_beam_groups: Annotated[Any, Only("1")] = None
     num_return_sequences: Annotated[Any, Only("1")] = None
-    diversity_penalty: Annotated[Any, Only("0", "0.0")] = None
-    length_penalty: Annotated[Any, Only("1", "1.0")] = None
+    diversity_penalty: Annotated[Any, Only("0")] = None
+    length_penalty: Annotated[Any, Only("1")] = None
     early_stopping: Annotated[Any, Only("false")] = None
-    penalty_alpha: Annotated[Any, Only("0", "0.0")] = None
+    penalty_alpha: Annotated[Any, Only("0")] = None
     dola_layers: Annotated[Any, Only()] = None
     constraints: Annotated[Any, Only()] = None
     force_words_ids: Annotated[Any, Only()] = None

@@ -1,4 +1,4 @@
-"""What of a chat template matters to requests: its roles, and names that `chat_template_kwargs` may not have."""
+"""What of a chat template matters to requests: roles, switches, names that `chat_template_kwargs` may not have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import Environment, TemplateError, meta, nodes
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles of the chat API."""
+
+SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
+"""Variables by which templates tell a model how much to reason, or whether."""
 
 _VARIABLES = frozenset(
     {
@@ -64,19 +67,32 @@ def roles_of(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
     Roles that messages may have: those of the chat API, and those that the model's chat template compares a message's
     role with. (Many templates write any role out as it is, and so any special token in it.)
     """
+    comparisons = (one for tree in _trees(tokenizer) for one in tree.find_all(nodes.Compare))
+    found = (one for comparison in comparisons for one in _roles_in(comparison))
+    return ROLES.union(one for one in found if re.fullmatch(r"[A-Za-z][\w-]*", one))
+
+
+def switches_of(tokenizer: Any) -> tuple[str, ...]:
+    """
+    Variables of a chat template that say how much the model reasons.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase` or `ProcessorMixin`): has the template.
+    """
+    read = {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
+    return tuple(name for name in SWITCHES if name in read)
+
+
+def _trees(tokenizer: Any) -> Iterator[nodes.Template]:
+    """The parsed chat templates of a tokenizer or processor."""
     templates = tokenizer.chat_template
-    texts = templates.values() if isinstance(templates, dict) else [templates]
-    return ROLES.union(*(_compared_roles(text) for text in texts if isinstance(text, str)))
-
-
-def _compared_roles(template: str) -> frozenset[str]:
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        tree = environment.parse(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template))
-    except TemplateError:
-        return frozenset()  # of the template's own syntax, which its rendering tells of
-    found = (one for comparison in tree.find_all(nodes.Compare) for one in _roles_in(comparison))
-    return frozenset(one for one in found if re.fullmatch(r"[A-Za-z][\w-]*", one))
+    for text in templates.values() if isinstance(templates, dict) else [templates]:
+        if isinstance(text, str):
+            try:
+                yield environment.parse(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text))
+            except TemplateError:
+                continue  # of the template's own syntax, which its rendering tells of
 
 
 def _roles_in(comparison: nodes.Compare) -> Iterator[str]:

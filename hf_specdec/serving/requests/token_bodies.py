@@ -25,6 +25,9 @@ class TokenizeBody(Closed):
     # Not supported.
     add_generation_prompt: Annotated[Any, Only("true")] = None
     continue_final_message: Annotated[Any, Only("false")] = None
+    chat_template: Annotated[Any, Only()] = None
+    media_io_kwargs: Annotated[Any, Only("{}")] = None
+    mm_processor_kwargs: Annotated[Any, Only("{}")] = None
 
     @model_validator(mode="after")
     def _is_text_or_chat(self) -> TokenizeBody:

@@ -20,6 +20,17 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 """What each route needs."""
 
+_SWITCHED_OFF = {
+    **dict.fromkeys(("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n"), "number"),
+    **dict.fromkeys(("xtc_threshold", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"), "number"),
+    **dict.fromkeys(("n_keep", "n_discard"), "number"),
+    **dict.fromkeys(("spaces_between_special_tokens", "backend_sampling"), "boolean"),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "session_id"), "text"),
+    "dry_sequence_breakers": "breakers",
+    "truncation_side": "verbosity",
+}
+"""Options of other servers that have no effect, whatever they are."""
+
 _OF_ALL: dict[str, str] = {
     "model": "model",
     "temperature": "temperature",
@@ -39,7 +50,7 @@ _OF_ALL: dict[str, str] = {
     "stop_token_ids": "stop tokens",
     "priority": "priority",
     "tree": "tree",
-}
+} | _SWITCHED_OFF
 _OF_CONVERSATIONS = {
     "chat_template_kwargs": "template variables",
     "tool_choice": "choice without tools",
@@ -51,17 +62,21 @@ _OF_CONVERSATIONS = {
     "prompt_cache_options": "object",
     **dict.fromkeys(("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), "text"),
 }
-_OF_TEXTS = {"max_tokens": "length", "stop": "stop", "n": "choices", "logit_bias": "bias"}
+_OF_TEXTS = {
+    **dict.fromkeys(("max_tokens", "n_predict"), "length"),
+    "stop": "stop",
+    "n": "choices",
+    "best_of": "other choices",
+    "logit_bias": "bias",
+    "response_format": "response format",
+}
 FIELDS: dict[str, dict[str, str]] = {
     CHAT: _OF_ALL
     | _OF_CONVERSATIONS
     | _OF_TEXTS
     | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
-    | {"response_format": "response format"},
-    COMPLETION: _OF_ALL
-    | _OF_TEXTS
-    | {"prompt": "prompt", "best_of": "other choices", "logprobs": "best tokens"}
-    | {"response_format": "response format"},
+    | {"reasoning_effort": "verbosity"},
+    COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "prompt", "logprobs": "best tokens"},
     RESPONSE: _OF_ALL
     | _OF_CONVERSATIONS
     | {
@@ -70,6 +85,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "max_output_tokens": "length",
         "text": "text options",
         "include": "included",
+        "reasoning": "reasoning",
         "image": "object",
         "access_programs": "object",
     },
@@ -85,23 +101,60 @@ FIELDS: dict[str, dict[str, str]] = {
 }
 """The kinds of the fields that are served, by route."""
 
+_TRUE = [True, 1, 0, "false", [1]]
 _ANYTHING = [5, "a", {"a": 1}, [1], True]
+_SWITCHES: dict[str, list[Any]] = {
+    **dict.fromkeys(("skip_special_tokens", "detokenize", "cache_prompt"), [False, 1, "true", {}, [1]]),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "no_stop_trim"), _TRUE),
+    **dict.fromkeys(("post_sampling_probs", "return_token_ids", "return_tokens", "return_token_offsets"), _TRUE),
+    **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "return_hidden_states"), _TRUE),
+    **dict.fromkeys(("return_progress", "timings_per_token"), _TRUE),
+}
+_NUMBERS: dict[str, list[Any]] = {
+    **dict.fromkeys(("length_penalty", "typical_p", "typ_p", "tfs_z", "repeat_penalty"), [0.5, 2, "1", True, NAN]),
+    **dict.fromkeys(("n_cmpl", "stream_interval"), [0, 2, "1", True, [1]]),
+    **dict.fromkeys(("top_a", "dry_multiplier", "xtc_probability", "dynatemp_range"), [0.5, -1, "0", False, NAN]),
+    **dict.fromkeys(("mirostat", "min_keep", "t_max_predict_ms", "n_indent", "n_probs"), [1, -1, "0", False, [0]]),
+    **dict.fromkeys(("top_n_sigma", "n_cache_reuse", "id_slot"), [1, 0.5, "0", False, [0]]),
+    **dict.fromkeys(("thinking_token_budget", "sse_ping_interval"), [0, 5, "-1", True, [-1]]),
+}
+_OTHERS: dict[str, list[Any]] = {
+    **dict.fromkeys(("samplers", "logits_processors", "bad_words", "custom_logit_processor"), _ANYTHING),
+    **dict.fromkeys(("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "repetition_detection"), _ANYTHING),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"), _ANYTHING),
+    **dict.fromkeys(("grammar", "json_schema", "regex", "ebnf", "stop_regex", "response_fields"), _ANYTHING),
+    **dict.fromkeys(("truncate_prompt_tokens", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs"), _ANYTHING),
+    **dict.fromkeys(("lora", "lora_path", "cache_salt", "request_id", "rid", "vllm_xargs"), _ANYTHING),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), _ANYTHING),
+}
+_ELSEWHERE = _SWITCHES | _NUMBERS | _OTHERS
+"""Options of other servers, with values that ask for something else than what happens anyway."""
+_ELSEWHERE_OF_CONVERSATIONS: dict[str, list[Any]] = _ELSEWHERE | {
+    **dict.fromkeys(("add_generation_prompt", "include_reasoning", "separate_reasoning"), [False, 1, "true", {}, [1]]),
+    **dict.fromkeys(("stream_reasoning", "parse_tool_calls"), [False, 1, "true", {}, [1]]),
+    **dict.fromkeys(("continue_final_message", "add_special_tokens", "echo", "reasoning_control"), _TRUE),
+    **dict.fromkeys(("documents", "chat_template", "enable_thinking"), _ANYTHING),
+    "reasoning_format": ["none", 5, True, {}, [1]],
+}
 UNSUPPORTED: dict[str, dict[str, list[Any]]] = {
-    CHAT: {
+    CHAT: _ELSEWHERE_OF_CONVERSATIONS
+    | {
         "functions": [[{"name": "f"}], 5, "a", {"a": 1}, True],
         "function_call": [{"name": "f"}, "required", 5, [1], True],
         "modalities": [["text", "audio"], ["audio"], "text", 5, {"a": 1}],
-        **dict.fromkeys(("audio", "prediction", "reasoning_effort", "web_search_options", "moderation"), _ANYTHING),
+        **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), _ANYTHING),
     },
-    COMPLETION: {"echo": [True, 1, 0, "false", [1]], "suffix": ["a", 5, True, [1], LONG]},
+    COMPLETION: _ELSEWHERE
+    | {"echo": _TRUE, "suffix": ["a", 5, True, [1], LONG], "add_special_tokens": [False, 1, "true", {}, [1]]},
     TOKENIZE: {
         "add_generation_prompt": [False, 1, "true", {}, [1]],
         "continue_final_message": [True, 1, "false", {}, [1]],
+        **dict.fromkeys(("chat_template", "media_io_kwargs", "mm_processor_kwargs"), _ANYTHING),
     },
-    RESPONSE: {
-        "background": [True, 1, 0, "false", [1]],
+    RESPONSE: _ELSEWHERE_OF_CONVERSATIONS
+    | {
+        "background": _TRUE,
         "context_management": [[{"type": "compaction"}], 5, "a", {"a": 1}, True],
-        "reasoning": [{"effort": "low"}, {"summary": "auto"}, 5, "a", [1]],
         "truncation": ["auto", 5, True, {"a": 1}, [1]],
         **dict.fromkeys(("conversation", "max_tool_calls", "previous_response_id", "prompt", "moderation"), _ANYTHING),
     },

@@ -73,6 +73,8 @@ WRONG: dict[str, list[Any]] = {
     ],
     "model": [5, True, {}, ["a"], "another", LONG, "\ud83c"],
     "verbosity": [5, True, {}, "much", LONG],
+    "breakers": [5, True, {}, [5], ["a", None], 1.5],
+    "reasoning": [5, "a", [1], {"effort": "low"}, {"effort": 5}, {"summary": "detailed"}, {"efort": "none"}],
     "text options": [
         *(5, "a", [], {"format": 5}, {"verbosity": "much"}, {"format": {"type": "grammar"}}),
         *({"format": {"type": "json_schema"}}, {"format": {"type": "json_schema", "schema": {"type": "objekt"}}}),
