@@ -114,6 +114,7 @@ def serve(
     if any(not key.strip() for key in api_keys or ()):
         raise typer.BadParameter("an empty key is none. Give some characters.", param_hint="--api-key")
 
+    _tell("Importing PyTorch and transformers.")
     from ..serving.engine.start import EngineProcess
     from ..serving.termination import unwound_by_sigterm
 
@@ -145,6 +146,7 @@ def serve(
                 compile=compiles,
             ),
         )
+        _tell(f"Reading the tokenizer of {target or loading.SMOLLM2}.")
         tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
         or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)
         images = image_reader(target, frozenset(map(str.lower, image_hosts or ())), max_image_bytes, max_image_pixels)
@@ -185,10 +187,15 @@ def serve(
         tls: dict[str, Any] = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
         server = HttpServer(uvicorn.Config(first, host=host, port=port, access_log=request_log, **tls), engine)
         try:
-            with starting(first, engine, server, app, _tell):
+            with starting(first, engine, server, app, _tell, prepare=_import_routes):
                 server.run()
         except StartError as error:
             raise typer.BadParameter(error.reason, param_hint=error.option) from error
+
+
+def _import_routes() -> None:
+    """Imports, while the engine loads its models, what takes requests after it: that takes seconds, too."""
+    from ..serving import app  # noqa: F401
 
 
 def _tell(line: str) -> None:

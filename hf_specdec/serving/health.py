@@ -36,11 +36,16 @@ def add_health(
             reason = "cb_worker_dead" if engine.is_warm else "not_started"
             return _not_ready("failed", reason=reason, message=str(engine.fatal_error))
         if not (takes_requests and engine.is_warm):
-            return _not_ready("starting", stage=engine.stage)
+            return _not_ready("starting", stage=stage_of(engine))
         if stalled > stall_seconds:
             told = f"Requests wait, and for {stalled:.0f} seconds no forward has ended."
             return _not_ready("failed", reason="stalled", message=told)
         return JSONResponse({"status": "ready"})
+
+
+def stage_of(engine: EngineClient) -> str:
+    """What is done at the start of a server that takes no requests yet."""
+    return "The engine is ready; its routes are added." if engine.is_warm else engine.stage
 
 
 def add_version(app: FastAPI) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from .access import add_access
 from .engine.client import EngineClient
 from .error_answers import error_answer
-from .health import add_health, add_version
+from .health import add_health, add_version, stage_of
 from .http_server import HttpServer
 
 
@@ -57,7 +57,7 @@ def _own_app(engine: EngineClient, api_keys: list[str], origins: list[str]) -> F
     async def not_yet(request: Request) -> JSONResponse:
         if engine.fatal_error is not None:
             return error_answer(503, "engine_error", str(engine.fatal_error))
-        answer = error_answer(503, "engine_error", f"The server starts. {engine.stage} Try again in some seconds.")
+        answer = error_answer(503, "engine_error", f"The server starts. {stage_of(engine)} Try again in some seconds.")
         answer.headers["Retry-After"] = str(SECONDS_TO_RETRY)
         return answer
 
@@ -73,6 +73,7 @@ def starting(
     server: HttpServer,
     make_app: Callable[[], Any],
     tell: Callable[[str], None] = lambda line: None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """
     A context, around `server.run()`, in which a thread waits for the engine, and lets the server take requests. If the
@@ -84,6 +85,7 @@ def starting(
         server (`HttpServer`): the server.
         make_app (`Callable`): makes the application that takes requests, once the engine is loaded.
         tell (`Callable`, *optional*): called with the line that says that the server is ready.
+        prepare (`Callable`, *optional*): called first, while the engine is loaded.
 
     Raises:
         StartError: if the engine cannot start.
@@ -92,6 +94,7 @@ def starting(
 
     def start() -> None:
         try:
+            prepare()
             engine.wait_until_loaded()
             app.app = make_app()
             engine.wait_until_warm()

@@ -27,3 +27,10 @@ def test_waiting_requests_count_towards_a_limit_alone() -> None:
 def test_access(options: list[str], message: str) -> None:
     result = on_tiny_target("serve", *options, "--port", "0")
     assert result.exit_code == 2 and message in result.output
+
+
+def test_stages_before_models_are_loaded() -> None:
+    """Imports take seconds: the first line comes before them."""
+    result = on_tiny_target("serve", "--port", "0", "--tree", "no tree")
+    assert result.exit_code == 2 and "no tree" in result.output
+    assert "Importing PyTorch and transformers." in result.output

@@ -113,7 +113,7 @@ def test_a_start() -> None:
         assert one.get("/v1/models")[0] == 503
         engine.send(Warm())
         one.engine.wait_until_warm()
-        assert one.get("/health")[0] == 503  # since it cannot take requests
+        one.becomes("/health", {"status": "starting", "stage": "The engine is ready; its routes are added."})
         one.is_made.set()
         one.becomes("/v1/models", {"is": "the real one"})
         until = time.monotonic() + 10
