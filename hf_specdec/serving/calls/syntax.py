@@ -11,6 +11,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from ...grammar import special_tokens
+from ..schema_limits import check_schema
 from .forms import EXAMPLE, FORMS, Form, JsonForm, TagForm
 from .lark import Lark
 from .python_form import PythonForm
@@ -138,6 +139,7 @@ class CallSyntax:
         from llguidance import LLMatcher
 
         try:
+            check_schema(arguments_of(tool))
             grammars = [LLMatcher.grammar_from_json_schema(arguments_of(tool)), self.grammar([tool], is_one=True)]
         except ValueError as error:
             return str(error)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ..characters import cut
+from ..schema_limits import check_grammar, check_schema
 from .checking import place_of
-from .kinds import Boolean, Closed, ListOf, Open, Text, told, wrong_field
+from .kinds import Boolean, Closed, ListOf, Open, Text, kind_of, told, wrong_field
+from .parsing import json_of
 from .schema_places import place_in_schema
 
 
@@ -20,6 +22,10 @@ MOST_OF_A_REASON = 160
 """Most characters of what is said of a wrong schema or grammar."""
 
 _Long = Annotated[Text, Field(max_length=LONGEST)]
+_Schema = Annotated[
+    Annotated[dict[str, Any], Tag("<object>")] | Annotated[_Long, Tag("<string>")],
+    Discriminator(kind_of, custom_error_type="wrong", custom_error_message="must be a JSON schema, or its JSON"),
+]
 Kind = Literal["text", "json_object", "json_schema"]
 
 
@@ -33,6 +39,7 @@ class JsonSchema(Open):
 
     @model_validator(mode="after")
     def _compiles(self) -> JsonSchema:
+        _check_size("schema", self.schema_)
         _check("schema", self.grammar(), self.schema_)
         return self
 
@@ -73,6 +80,7 @@ class TextFormat(Open):
     def _compiles(self) -> TextFormat:
         if self.type == "json_schema" and self.schema_ is None:
             raise wrong_field("schema", "is missing: give a JSON schema")
+        _check_size("schema", self.schema_)
         _check("schema", self.grammar(), self.schema_)
         return self
 
@@ -86,7 +94,7 @@ class TextFormat(Open):
 class StructuredOutputs(Closed):
     """The form of an answer under vLLM's names: one of five."""
 
-    json_: Annotated[dict[str, Any] | _Long | None, Field(alias="json")] = None
+    json_: Annotated[_Schema | None, Field(alias="json")] = None
     regex: _Long | None = None
     choice: Annotated[ListOf[_Long], Field(min_length=1, max_length=MOST_CHOICES)] | None = None
     grammar: _Long | None = None
@@ -107,10 +115,13 @@ class StructuredOutputs(Closed):
         if sum(map(len, self.choice or ())) > LONGEST:
             raise wrong_field("choice", f"may have {LONGEST} characters in all. Give fewer or shorter choices")
         try:
+            schema = None if self.json_ is None else json_schema_of(self.json_)
+            check_schema(schema)
+            check_grammar(self.grammar or "")
             grammar = self.as_grammar()
-        except ValueError as error:  # no JSON, or no grammar
+        except ValueError as error:  # no JSON, no grammar, or too deep
             raise wrong_field(given[0], told_of(str(error))) from error
-        _check(given[0], grammar, None if self.json_ is None else json_schema_of(self.json_))
+        _check(given[0], grammar, schema)
         return self
 
     def _given(self) -> list[str]:
@@ -164,7 +175,15 @@ def _of_schema(schema: Any, options: dict[str, Any] | None = None) -> str:
 
 def json_schema_of(given: Any) -> Any:
     """A schema, or its JSON, as a schema."""
-    return json.loads(given) if isinstance(given, str) else given
+    return json_of(given, "structured_outputs.json", may_repeat=True) if isinstance(given, str) else given
+
+
+def _check_size(field: str, schema: Any) -> None:
+    """Raises if the schema in a field is too large or too deep to be compiled."""
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise wrong_field(field, told_of(str(error))) from error
 
 
 def _check(field: str, grammar: str | None, schema: Any = None) -> None:
