@@ -132,6 +132,13 @@ def test_responses(client: TestClient, kind: str) -> None:
     assert "".join(deltas) == call["arguments"] and (len(deltas) > 3) == (kind in ("llama", "qwen3"))
 
 
+DEEP = {
+    "$defs": {f"d{number}": {"items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(1000)},
+    "$ref": "#/$defs/d0",
+}
+"""A schema whose compilation would end the process."""
+
+
 @pytest.mark.parametrize(
     "options, says",
     [
@@ -151,6 +158,10 @@ def test_responses(client: TestClient, kind: str) -> None:
                 "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "x"}}}}}],
             },
             "`tools[0].function.parameters.properties.a` cannot be followed: Invalid type: x",
+        ),
+        (
+            {"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": DEEP}}]},
+            "`tools[0].function.parameters` cannot be followed: its parts are within each other 2001 times",
         ),
     ],
 )

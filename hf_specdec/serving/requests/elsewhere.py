@@ -17,7 +17,7 @@ _SCORES = "Only tokens of the answer are scored: give `logprobs` for these."
 
 
 class OfTexts(Closed):
-    """Such options of all requests for a text."""
+    """Options of other servers that all requests for a text may have."""
 
     # How tokens are chosen.
     use_beam_search: Annotated[Any, Only("false")] = None
@@ -122,7 +122,7 @@ class OfTexts(Closed):
 
 
 class OfConversations(OfTexts):
-    """Such options of chats and responses."""
+    """Options of other servers that chats and responses may have."""
 
     add_generation_prompt: Annotated[Any, Only("true", remedy=_PROMPT)] = None
     continue_final_message: Annotated[Any, Only("false", remedy=_PROMPT)] = None
@@ -140,7 +140,7 @@ class OfConversations(OfTexts):
 
 
 class OfCompletions(OfTexts):
-    """Such options of completions."""
+    """Options of other servers that completions may have."""
 
     add_special_tokens: Annotated[Any, Only("true", remedy="Give token ids as `prompt`, or leave it out.")] = None
 
