@@ -77,7 +77,9 @@ def _push(
         console.print(f"{size:>12,}  {path}", markup=False, highlight=False)
     total = f"{len(sizes)} files, {sum(sizes.values()):,} bytes, for the {repository.kind} {repo}"
     if not push:
-        console.print(f"{total}. Nothing was sent: --push uploads them.", markup=False, highlight=False)
+        console.print(
+            f"{total}. Nothing was sent: --push uploads them.", markup=False, highlight=False, soft_wrap=True
+        )
         return
     # The Hub's errors are OSErrors, those of names ValueErrors.
     url = or_bad_parameter(
