@@ -43,7 +43,7 @@ class ForwardTimes:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of the faster way: a token a step, or `TOKENS_A_STEP` for a step that checks a tree."""
+        """Seconds by the faster way: a token a step, or `TOKENS_A_STEP` for a step that checks a tree."""
         return min(self.one, self.several / TOKENS_A_STEP)
 
 
