@@ -9,6 +9,8 @@ from typing import Any
 
 OPTIONS = ("assistant_model", "tree", "speculative_config")
 """Options of which each makes a call ours."""
+PASSED_BY = "_hf_specdec_draft"
+"""Keyword argument by which a draft reaches the `generate` of `GenerationMixin` past that of a model's class."""
 MODULES_OF_DRAFTS = (
     "hf_specdec.drafters",
     "hf_specdec.block.modeling_block",

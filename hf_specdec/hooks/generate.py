@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any
 
-from .calls import is_speculative, loaded
+from .calls import PASSED_BY, is_speculative, loaded
 
 
 def wrap_generate(mixin: Any) -> None:
@@ -25,7 +25,9 @@ def _wrap_call(mixin: Any) -> None:
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
-        if "assistant_model" in kwargs:
+        if PASSED_BY in kwargs:
+            kwargs["assistant_model"] = kwargs.pop(PASSED_BY)
+        elif "assistant_model" in kwargs:
             kwargs["assistant_model"] = loaded(self, kwargs["assistant_model"])
         elif len(args) > position:
             args = (*args[:position], loaded(self, args[position]), *args[position + 1 :])

@@ -6,12 +6,12 @@ import functools
 import sys
 from typing import Any
 
-from .calls import OPTIONS, is_own, loaded
+from .calls import OPTIONS, PASSED_BY, is_speculative, loaded
 from .importing import when_imported
 
 
 _WHISPER = "transformers.models.whisper.generation_whisper"
-"""Module of a `generate` that sets a flag on its assistant before it calls that of `GenerationMixin`."""
+"""Module of a `generate` that prepares inputs and decodes by that of `GenerationMixin`, segment by segment."""
 _OWN_LOOPS = {
     "diffusion_gemma.generation_diffusion_gemma": (
         "DiffusionGemmaGenerationMixin",
@@ -50,22 +50,28 @@ def _wrap_own_loop(module: str) -> None:
 
 
 def _wrap_whisper() -> None:
+    """
+    Drafts of ours pass by Whisper's own `generate`, which would set a flag on them and let the first token be one that
+    `begin_suppress_tokens` forbids.
+    """
     mixin = sys.modules[_WHISPER].WhisperGenerationMixin
     original = mixin.generate
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
-        if kwargs.get("assistant_model") is not None:
-            kwargs["assistant_model"] = _with_flags(loaded(self, kwargs["assistant_model"]))
+        draft = loaded(self, kwargs.get("assistant_model"))
+        if draft is not None and _is_ours(self, draft, *args, **kwargs):
+            del kwargs["assistant_model"]
+            kwargs[PASSED_BY] = draft
         return original(self, *args, **kwargs)
 
     mixin.generate = generate
 
 
-def _with_flags(assistant_model: Any) -> Any:
-    """An assistant on which flags can be set: the drafter of a head, which has no generation config."""
-    if not is_own(assistant_model) or hasattr(assistant_model, "generation_config"):
-        return assistant_model
-    from ..drafters import as_drafter
-
-    return as_drafter(assistant_model)
+def _is_ours(
+    model: Any, draft: Any, inputs: Any = None, generation_config: Any = None, *_: Any, **kwargs: Any
+) -> bool:
+    """Whether hf_specdec serves a call of Whisper's `generate` with this draft."""
+    if any(kwargs.get(name) is not None for name in ("tree", "speculative_config")):
+        return True
+    return is_speculative(generation_config or model.generation_config, draft)

@@ -107,6 +107,20 @@ def test_returned_texts_of_one_sound(whisper: WhisperForConditionalGeneration, d
     assert torch.equal(found, expected.repeat_interleave(3, dim=0))
 
 
+@pytest.mark.parametrize("kind", ["ngram", "own encoder"])
+def test_tokens_that_texts_may_not_begin_with(
+    whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str
+) -> None:
+    """Whisper's own `generate` drops them if it sees an assistant."""
+    config = timestamped(whisper)
+    free = whisper.generate(sound(2), generation_config=config, max_new_tokens=4)
+    config.begin_suppress_tokens = free[:, 0].tolist()
+    expected = whisper.generate(sound(2), generation_config=config, max_new_tokens=4)
+    assert not torch.equal(expected, free)
+    options = {"assistant_model": drafts[kind], "tree": TREE, "max_new_tokens": 4}
+    assert torch.equal(whisper.generate(sound(2), generation_config=config, **options), expected)
+
+
 @pytest.mark.parametrize("kind", ["own encoder", "decoder"])
 def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
     """Of sound in one piece, and in chunks that overlap."""
