@@ -53,7 +53,8 @@ class SpeculativeCall:
         self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, most_new, remembered)
         forced = 0 if call.options.grammar is None else MOST_FORCED
         self.target = Target(call, self.sequences, plan.tree.num_nodes + forced, loans)
-        self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache)
+        has_encoder = call.model.config.is_encoder_decoder
+        self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache, has_encoder)
         criteria = self.ranks.agreeing(call.stopping_criteria)
         self.judge = ColumnJudge(criteria, self.sequences, self.recorder, call.pad_token, call.streamer)
         self.rows = CallRows(call.options, self.sequences, self.recorder, self.judge, self.ranks.agree)
@@ -169,13 +170,16 @@ class SpeculativeCall:
         return self.judge.all_finished and not self._lacks_padding()
 
     def _lacks_padding(self) -> bool:
-        return self.call.returns_cache and self.target.lacks_padding(self.judge.judged)
+        reads_it = self.call.returns_cache or self.recorder.reads_padding
+        return reads_it and self.target.lacks_padding(self.judge.judged)
 
     def _forward_after_the_end(self) -> None:
         """A forward for the padding of the cache that is returned, or for other ranks, which need this one's part."""
         self.give_up_drafts()
         if self._lacks_padding():
-            self.target.read_padding(self.judge.judged)
+            read = self.target.read_padding(self.judge.judged)
+            if self.recorder.reads_padding:
+                self.recorder.add_padding(*read)
         else:
             self.target.score(self._no_draft())
 
@@ -235,6 +239,9 @@ class SpeculativeCall:
         if not self.call.generation_config.return_dict_in_generate:
             return ids
         recorded = {name: self.recorder.get(name) for name in self.recorder.wanted} | {CACHE: self.call.cache}
+        if self.recorder.reads_padding or "decoder_hidden_states" in recorded:
+            read = self.call.model_kwargs["encoder_outputs"]
+            recorded |= {f"encoder_{name}": read.get(name) for name in ("attentions", "hidden_states")}
         return SpeculativeGenerateOutput(
             sequences=ids, speculation=None if self.call.model.config.is_encoder_decoder else self.metrics, **recorded
         )

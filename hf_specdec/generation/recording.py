@@ -21,11 +21,22 @@ class SpeculativeGenerateOutput(GenerateDecoderOnlyOutput):
     others, its later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its
     padding.
 
+    Encoder-decoder models have the fields of `GenerateEncoderDecoderOutput`: `decoder_attentions` and the like. Their
+    `cross_attentions` are those of plain `generate` in all columns, since Whisper reads timestamps of words off them.
+
     Args:
         speculation (`SpeculationMetrics`): the counts of this call.
     """
 
     speculation: SpeculationMetrics | None = None
+    encoder_attentions: tuple | None = None
+    encoder_hidden_states: tuple | None = None
+    decoder_attentions: tuple | None = None
+    cross_attentions: tuple | None = None
+    decoder_hidden_states: tuple | None = None
+
+
+_CROSS = "cross_attentions"
 
 
 class Recorder:
@@ -38,6 +49,7 @@ class Recorder:
         scores, logits, attentions, hidden_states (`bool`): which of these outputs the call returns.
         windows (`list`, *optional*): for every layer, the sliding window (`int`) outside of which plain `generate`'s
             cache drops keys, or None.
+        has_encoder (`bool`, *optional*, defaults to `False`): whether the outputs are those of an encoder-decoder.
     """
 
     def __init__(
@@ -49,8 +61,14 @@ class Recorder:
         attentions: bool,
         hidden_states: bool,
         windows: list[int | None] | None = None,
+        has_encoder: bool = False,
     ):
-        choices = {"scores": scores, "logits": logits, "attentions": attentions, "hidden_states": hidden_states}
+        self._attentions, self._hidden_states = "attentions", "hidden_states"
+        if has_encoder:
+            self._attentions, self._hidden_states = "decoder_attentions", "decoder_hidden_states"
+        choices = {"scores": scores, "logits": logits}
+        choices |= {self._attentions: attentions, self._hidden_states: hidden_states}
+        choices[_CROSS] = attentions and has_encoder
         self.wanted = {name for name, wants in choices.items() if wants}
         self._columns: dict[str, tuple] = dict.fromkeys(self.wanted, ())
         self._ended: list[list[bool]] = []
@@ -58,7 +76,9 @@ class Recorder:
         self._windows = windows or []
 
     @classmethod
-    def of_call(cls, batch_size: int, generation_config: GenerationConfig, cache: Cache | None) -> Recorder:
+    def of_call(
+        cls, batch_size: int, generation_config: GenerationConfig, cache: Cache | None, has_encoder: bool = False
+    ) -> Recorder:
         """A recorder of what a `generate` call returns; `cache` is the one that plain `generate` would use."""
         returns = bool(generation_config.return_dict_in_generate)
         return cls(
@@ -71,22 +91,28 @@ class Recorder:
                 layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
                 for layer in getattr(cache, "layers", ())
             ],
+            has_encoder=has_encoder,
         )
 
+    @property
+    def reads_padding(self) -> bool:
+        """Whether columns are those of plain `generate` even for the padding of rows that have ended."""
+        return _CROSS in self.wanted
+
     def get(self, name: str) -> tuple | None:
-        """The judged columns of `"scores"`, `"logits"`, `"attentions"` or `"hidden_states"`; None unless asked for."""
+        """The judged columns of `"scores"`, `"logits"`, `"attentions"` and the like; None unless asked for."""
         if name not in self.wanted:
             return None
         columns = self._columns[name]
-        columns += tuple(self._join_column(self._rows[name], index) for index in range(len(columns), len(self._ended)))
+        columns += tuple(self._join_column(name, index) for index in range(len(columns), len(self._ended)))
         self._columns[name] = columns
         return columns
 
     def add_prefill(self, outputs: ModelOutput) -> None:
         """Records `attentions` and `hidden_states` of the prefill (per layer, all rows) as the first column."""
-        for name in self.wanted & {"attentions", "hidden_states"}:
+        for name in self._of_forwards():
             values = getattr(outputs, name, None)
-            if name == "attentions":
+            if name == self._attentions:
                 values = self._without_dropped_keys(values)
             for row, column in enumerate(self._rows[name]):
                 column.append(None if values is None else tuple(_row_of(value, row) for value in values))
@@ -101,21 +127,46 @@ class Recorder:
             outputs (`ModelOutput`): output of the step's forward.
             lengths (`list[int]`): number of slots that each row had committed before the step.
         """
-        if not self.wanted & {"attentions", "hidden_states"}:
+        if not self._of_forwards():
             return
         for row, path in enumerate(paths):
             nodes = [] if path is None else [0, *path]
             for depth, node in enumerate(nodes):
-                if "hidden_states" in self.wanted:
-                    states = tuple(layer[row : row + 1, node : node + 1].clone() for layer in outputs.hidden_states)
-                    self.add_token("hidden_states", row, states)
-                if "attentions" in self.wanted:
+                for name in self._of_forwards() - {self._attentions}:
+                    self.add_token(name, row, self._of_node(name, outputs, row, node))
+                if self._attentions in self.wanted:
                     slots = [*range(lengths[row]), *(lengths[row] + above for above in nodes[: depth + 1])]
                     weights = tuple(
                         None if layer is None else layer[row : row + 1, :, node : node + 1, slots]
-                        for layer in outputs.attentions
+                        for layer in outputs[self._attentions]
                     )
-                    self.add_token("attentions", row, self._without_dropped_keys(weights))
+                    self.add_token(self._attentions, row, self._without_dropped_keys(weights))
+
+    def add_padding(self, outputs: ModelOutput, lengths: list[int], counts: list[int], first: int) -> None:
+        """
+        Records `cross_attentions` of the last token and the padding of rows that have ended, as `reads_padding` asks.
+
+        Args:
+            outputs (`ModelOutput`): output of a forward over these.
+            lengths, counts (`list[int]`): slots of every row before them, and how many nodes of the forward are its.
+            first (`int`): slots of the prompt, whose forward chose the first token.
+        """
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            column = self._rows[_CROSS][row]
+            del column[1 + length - first :]
+            column += [self._of_node(_CROSS, outputs, row, node) for node in range(count)]
+
+    def _of_forwards(self) -> set[str]:
+        return self.wanted & {self._attentions, self._hidden_states, _CROSS}
+
+    @staticmethod
+    def _of_node(name: str, outputs: ModelOutput, row: int, node: int) -> tuple[torch.Tensor | None, ...] | None:
+        """A node's part of what every layer has returned: the last dimension but one is that of nodes."""
+        layers = outputs.get(name)
+        if layers is None:
+            return None
+        part = (slice(row, row + 1), ..., slice(node, node + 1), slice(None))
+        return tuple(None if layer is None else layer[part].clone() for layer in layers)
 
     def _without_dropped_keys(self, attentions: tuple[torch.Tensor | None, ...] | None) -> Any:
         """Attention weights (per layer) without the keys that plain `generate`'s cache drops outside of a window."""
@@ -142,8 +193,10 @@ class Recorder:
         """Adds the column of every row's next token, zero for rows that have `ended`; tokens may be recorded later."""
         self._ended.append(list(ended))
 
-    def _join_column(self, rows: list[list[Any]], index: int) -> Any:
-        ended = self._ended[index]
+    def _join_column(self, name: str, index: int) -> Any:
+        rows, ended = self._rows[name], self._ended[index]
+        if name == _CROSS:
+            ended = [False] * len(rows)
         values = [None if end or len(row) <= index else row[index] for row, end in zip(rows, ended, strict=True)]
         for row in rows:
             if index < len(row):

@@ -112,13 +112,6 @@ def check_inputs(
             f"`{images[0]}` with `assistant_model`: the target {type(model).__name__} {Reason.CROSS_ATTENTION}. Call "
             "`generate` without images, or without `assistant_model`."
         )
-    for option in ("output_attentions", "output_hidden_states"):
-        if model.config.is_encoder_decoder and getattr(generation_config, option):
-            raise ValueError(
-                f"`{option}`=True with `assistant_model`: not recorded for the encoder-decoder model "
-                f"{type(model).__name__} (`return_token_timestamps` asks for attentions). Call `generate` without "
-                "`assistant_model`."
-            )
     mask = model_kwargs.get("attention_mask")
     if model.config.model_type == "git" and model_kwargs.get("pixel_values") is None and not _is_full(mask):
         raise ValueError(

@@ -260,10 +260,13 @@ class Target(TreeTarget):
         """Whether `read_padding` has to come before `hand_back`."""
         return not self._has_padding and min(self._text_slots(length)) < self.slots_before + length - 1
 
-    def read_padding(self, length: int) -> None:
+    def read_padding(self, length: int) -> tuple[ModelOutput, list[int], list[int], int]:
         """
         Forwards the padding of rows that finished early, and their last token, for their K/V and states, as plain
         `generate` does.
+
+        Returns:
+            `tuple`: the output; for every row, slots before these nodes, and how many are its; the prompt's slots.
         """
         lengths, self._has_padding = self._text_slots(length), True
         self.cache.set_lengths(lengths)
@@ -274,7 +277,7 @@ class Target(TreeTarget):
         columns = (starts + torch.arange(most, device=device)).clamp(max=length - 2)
         tokens, depths = self.sequences.gather(columns), columns - starts
         counts = [self.slots_before + length - 1 - end for end in lengths]
-        self.forward(
+        outputs = self.forward(
             tokens,
             *causal_chain(most, device),
             position_depths=depths,
@@ -283,3 +286,4 @@ class Target(TreeTarget):
             prompt_counts=[0] * len(counts),
         )
         self.cache.keep_text(counts)
+        return outputs, lengths, counts, self.slots_before + self.sequences.prompt_length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +122,139 @@ def test_tokens_that_texts_may_not_begin_with(
     assert torch.equal(whisper.generate(sound(2), generation_config=config, **options), expected)
 
 
-@pytest.mark.parametrize("kind", ["own encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["ngram", "own encoder"])
+def test_temperature_fallback(
+    whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that thresholds refuse are decoded anew: greedily as without a draft, and hotter ones to the end."""
+    temperatures: list[float] = []
+    judge = type(whisper)._need_fallback
+
+    def noted(self: Any, *args: Any) -> Any:
+        temperatures.append(args[-1])
+        return judge(self, *args)
+
+    monkeypatch.setattr(type(whisper), "_need_fallback", noted)
+    options = {"input_features": sound(2, 20, seed=2), "attention_mask": torch.ones(2, 20, dtype=torch.long)}
+    options |= {"return_timestamps": True, "generation_config": timestamped(whisper), "max_new_tokens": 12}
+    options |= {"logprob_threshold": 0.0, "compression_ratio_threshold": 1.2}  # which refuse every text
+
+    def decoded(*given: float, **more: Any) -> Any:
+        temperatures.clear()
+        found = whisper.generate(**options, temperature=given, **more)
+        assert temperatures == [one for one in given for _ in range(2)]
+        return found
+
+    for given in ((0.0, 0.0), (0.0, 0.6, 0.0)):
+        found = decoded(*given, assistant_model=drafts[kind], tree=TREE)
+        assert torch.equal(found, decoded(*given))
+    assert decoded(0.0, 0.2, 1.0, assistant_model=drafts[kind], tree=TREE).shape[0] == 2
+
+
+# ------------------------------------------------------------------------------------------------- timestamps of words
+
+
+def aligned(whisper: WhisperForConditionalGeneration) -> GenerationConfig:
+    config = timestamped(whisper)
+    config.alignment_heads, config.median_filter_width = [[0, 1], [1, 2]], 3
+    return config
+
+
+@pytest.fixture
+def eager(whisper: WhisperForConditionalGeneration) -> Iterator[None]:
+    """Whisper's `generate` sets the attention to eager where it reads timestamps off it."""
+    before = whisper.config._attn_implementation
+    yield
+    whisper.config._attn_implementation = before
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("frames", [20, 50], ids=["short", "long"])
+@pytest.mark.parametrize("kind", ["ngram", "own encoder", "decoder"])
+def test_timestamps_of_tokens(
+    whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, frames: int
+) -> None:
+    """They are read off all columns of a batch: rows that end early have the attention of padding."""
+    config = aligned(whisper)
+    config.eos_token_id = 31
+    options = {"return_timestamps": True, "return_token_timestamps": True, "max_new_tokens": 12}
+    options |= {"generation_config": config, "return_segments": True}
+    options |= {"input_features": sound(3, frames, seed=2), "attention_mask": torch.ones(3, frames, dtype=torch.long)}
+    expected = whisper.generate(**options)
+    found = whisper.generate(**options, assistant_model=drafts[kind], tree=TREE)
+    assert torch.equal(found["sequences"], expected["sequences"])
+    assert (expected["sequences"] == 0).any()
+    stamps = [
+        [segment["token_timestamps"] for row in output["segments"] for segment in row] for output in (found, expected)
+    ]
+    assert max(float(one.max()) for one in stamps[1]) > 0.1
+    assert all(torch.equal(*pair) for pair in zip(*stamps, strict=True))
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_recorded_outputs(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], rows: int) -> None:
+    whisper.config._attn_implementation = "eager"
+    options = {"force_unique_generate_call": True, "return_dict_in_generate": True, "max_new_tokens": 12}
+    options |= {"output_attentions": True, "output_hidden_states": True, "output_scores": True}
+    expected = whisper.generate(sound(rows), **options)
+    found = whisper.generate(sound(rows), **options, assistant_model=drafts["own encoder"], tree=TREE)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert {*found} == {*expected}
+    for name in {*expected} - {"past_key_values", "cache"}:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------------- pipelines
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
-    """Of sound in one piece, and in chunks that overlap."""
+    """Of sound in one piece, and in chunks that overlap, with timestamps of segments and of words."""
     raw = torch.randn(40_000, generator=torch.Generator().manual_seed(0)).numpy()
     parts: dict[str, Any] = {"model": whisper} | processor_parts()
     plain, drafting = (
         pipeline("automatic-speech-recognition", **parts, **more) for more in ({}, {"assistant_model": drafts[kind]})
     )
-    for audio, more in ((raw[:16_000], {}), (raw, {"chunk_length_s": 1.0, "batch_size": 2})):
-        expected = plain(audio.copy(), generate_kwargs=ONE_BEAM, **more)
+    chunks: dict[str, Any] = {"chunk_length_s": 1.0, "batch_size": 3}
+    for audio, more in ((raw[:16_000], {}), (raw, chunks), (raw, chunks | {"return_timestamps": "word"})):
+        asked = (
+            {"generation_config": aligned(whisper), "max_new_tokens": 12, "num_beams": 1}
+            if len(more) > 2
+            else ONE_BEAM
+        )
+        expected = plain(audio.copy(), generate_kwargs=asked, **more)
         assert len(expected["text"]) > 5
-        assert drafting(audio.copy(), generate_kwargs=ONE_BEAM | {"tree": TREE}, **more) == expected
-        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+        assert drafting(audio.copy(), generate_kwargs=asked | {"tree": TREE}, **more) == expected
+        assert hf_specdec.last_metrics().num_accepted_tokens > 0
     with pytest.raises(ValueError, match="`num_beams=5`.* pipeline"):
         drafting(raw[:16_000], generate_kwargs=GREEDY | {"tree": TREE})
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5], ids=["short", "long"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pipelines_with_timestamps(
+    whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, seconds: float
+) -> None:
+    """Of segments, one sound at a time and three in a batch."""
+    sounds = torch.randn(3, int(16_000 * seconds), generator=torch.Generator().manual_seed(1)).numpy()
+    parts: dict[str, Any] = {"model": whisper} | processor_parts()
+    asked = {"generation_config": timestamped(whisper), "max_new_tokens": 12, "num_beams": 1}
+    plain = pipeline("automatic-speech-recognition", **parts)
+    drafting = pipeline("automatic-speech-recognition", **parts, assistant_model=drafts[kind])
+    for batch_size in (1, 3):
+        found, expected = (
+            pipe(
+                [one.copy() for one in sounds],
+                generate_kwargs=asked | more,
+                batch_size=batch_size,
+                return_timestamps=True,
+            )
+            for pipe, more in ((drafting, {"tree": TREE}), (plain, {}))
+        )
+        assert found == expected
+        assert any(chunk["timestamp"][0] is not None for one in expected for chunk in one["chunks"])
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
@@ -208,7 +327,6 @@ def test_what_is_refused(whisper: WhisperForConditionalGeneration, drafts: dict[
         with pytest.raises(ValueError, match=match):
             whisper.generate(**given)
 
-    refusal("`output_attentions`=True", assistant_model=drafts["ngram"], output_attentions=True)
     refusal("`num_mel_bins`=6", assistant_model=tiny_whisper(num_mel_bins=6))
     narrow = WhisperForCausalLM(tiny_whisper(d_model=16).config)
     refusal("`d_model`=16", assistant_model=narrow)
