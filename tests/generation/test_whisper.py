@@ -232,15 +232,14 @@ def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str
         drafting(raw[:16_000], generate_kwargs=GREEDY | {"tree": TREE})
 
 
-@pytest.mark.parametrize("seconds", [1.0, 2.5], ids=["short", "long"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, seconds", [*((kind, 1.0) for kind in KINDS), ("own encoder", 1.4)])
 def test_pipelines_with_timestamps(
     whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, seconds: float
 ) -> None:
     """Of segments, one sound at a time and three in a batch."""
     sounds = torch.randn(3, int(16_000 * seconds), generator=torch.Generator().manual_seed(1)).numpy()
     parts: dict[str, Any] = {"model": whisper} | processor_parts()
-    asked = {"generation_config": timestamped(whisper), "max_new_tokens": 12, "num_beams": 1}
+    asked = {"generation_config": timestamped(whisper), "max_new_tokens": 8, "num_beams": 1}
     plain = pipeline("automatic-speech-recognition", **parts)
     drafting = pipeline("automatic-speech-recognition", **parts, assistant_model=drafts[kind])
     for batch_size in (1, 3):
