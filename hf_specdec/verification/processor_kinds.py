@@ -37,6 +37,7 @@ READS_OWN_HISTORY = _types(
     "ExponentialDecayLengthPenalty",
     "SuppressTokensAtBeginLogitsProcessor",
     "WatermarkLogitsProcessor",
+    "WhisperTimeStampLogitsProcessor",
 )
 HOLDS_ROWS = _types(
     "EncoderRepetitionPenaltyLogitsProcessor",
@@ -44,6 +45,7 @@ HOLDS_ROWS = _types(
 )
 ASKS_BY_ROW = _types("PrefixConstrainedLogitsProcessor")
 HOLDS_CONTEXT = _types("UnbatchedClassifierFreeGuidanceLogitsProcessor")
+NOTES_ROWS = _types("WhisperNoSpeechDetection")
 
 
 def warpers_of(processors: LogitsProcessorList) -> LogitsProcessorList:

@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList
 
 from ..grammar.mask import GrammarMask
 from .processor_copies import copy_or_refuse, kept_whole
-from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
+from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, NOTES_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
 
 
 def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
@@ -44,6 +44,8 @@ def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) ->
         return _prefix_function_of_row(processor, row)
     if kind in HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
+    if kind in NOTES_ROWS:
+        return _SpeechOfRow(processor, row, batch_size)
     return _AsBatch(processor if row == 0 else _copy(processor, memo), row, batch_size)
 
 
@@ -61,6 +63,28 @@ class _AsBatch:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         repeated = self.processor(input_ids.repeat(self.batch_size, 1), scores.repeat(self.batch_size, 1))
         return repeated[self.row : self.row + 1].clone()  # a view would hold the whole batch, in every row
+
+
+class _SpeechOfRow:
+    """
+    Notes for one row how likely it is that nothing is spoken, in the processor that the rows share: Whisper reads the
+    numbers of all rows there once the call is over. The scores stay as they are.
+    """
+
+    def __init__(self, processor: Any, row: int, batch_size: int):
+        self.processor, self.row, self.batch_size = processor, row, batch_size
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        shared = self.processor
+        if shared.start_of_trans_offset > 1:  # a forward over the whole batch tells, whatever the scores are
+            return shared(input_ids, scores) if self.row == 0 else scores
+        if input_ids.shape[1] == shared.begin_index:
+            own = copy.copy(shared)
+            own(input_ids, scores)
+            if len(shared._no_speech_prob) != self.batch_size:
+                shared._no_speech_prob = own._no_speech_prob.repeat(self.batch_size)
+            shared._no_speech_prob[self.row] = own._no_speech_prob[0]
+        return scores
 
 
 def _prefix_function_of_row(processor: Any, row: int) -> Any:

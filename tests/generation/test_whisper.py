@@ -21,6 +21,8 @@ from transformers import (
     WhisperForConditionalGeneration,
     pipeline,
 )
+from transformers.generation.logits_process import WhisperNoSpeechDetection
+from transformers.models.whisper import generation_whisper
 
 import hf_specdec
 from hf_specdec.models import encoders
@@ -256,14 +258,61 @@ def test_pipelines_with_timestamps(
         assert any(chunk["timestamp"][0] is not None for one in expected for chunk in one["chunks"])
 
 
+# -------------------------------------------------------------------------------------------- attempts that are judged
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
+    """Of every attempt at a segment: temperature, whether another follows, whether it is silence, and by what."""
+    mixin: Any = generation_whisper.WhisperGenerationMixin
+    judge, found = mixin._need_fallback, []
+
+    def noted(self: Any, text: Any, outputs: Any, row: int, processors: Any, *others: Any) -> Any:
+        verdict, heat = judge(self, text, outputs, row, processors, *others), others[-1]
+        silence = next(one for one in processors if isinstance(one, WhisperNoSpeechDetection)).no_speech_prob[row]
+        likely = self._retrieve_avg_logprobs(outputs[row]["scores"], text, heat)
+        found.append((heat, *verdict, float(silence), float(likely) if heat == 0 else 0.0))
+        return verdict
+
+    monkeypatch.setattr(mixin, "_need_fallback", noted)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ngram", "decoder"])
+@pytest.mark.parametrize("prompt", ["one token", "several tokens"])
+def test_attempts(
+    whisper: WhisperForConditionalGeneration,
+    drafts: dict[str, Any],
+    verdicts: list[tuple[float, ...]],
+    prompt: str,
+    kind: str,
+) -> None:
+    """One row is silent, the others are decoded again at a temperature, and then without one."""
+    config, sounds = timestamped(whisper), sound(3, seed=2).roll(1, dims=0)
+    if prompt == "several tokens":
+        config.is_multilingual, config.lang_to_id, config.task_to_id = True, {"<|en|>": 5}, {"transcribe": 6}
+        config.language, config.task = "en", "transcribe"
+    options = {"return_timestamps": True, "generation_config": config, "max_new_tokens": 10}
+    options |= {"temperature": (0.0, 0.4, 0.0), "logprob_threshold": 0.0, "no_speech_threshold": 0.1}
+    expected = whisper.generate(sounds, **options)
+    plain = list(verdicts)
+    verdicts.clear()
+    torch.manual_seed(0)
+    found = whisper.generate(sounds, **options, assistant_model=drafts[kind], tree=TREE)
+    assert torch.equal(found, expected)
+    assert [one[:3] for one in verdicts] == [one[:3] for one in plain]
+    assert torch.tensor(verdicts).allclose(torch.tensor(plain), atol=1e-3)
+    assert [one[0] for one in plain] == [0.0, 0.0, 0.0, 0.4, 0.4, 0.0, 0.0] and sum(one[2] for one in plain) == 1
+
+
 # ------------------------------------------------------------------------------------------------------------ sampling
 
 VOCAB, LENGTH, ROWS = 8, 3, 1_500
 
 
-def enumerated(model: WhisperForConditionalGeneration) -> torch.Tensor:
+def enumerated(model: WhisperForConditionalGeneration, prompt: tuple[int, ...] = (3,)) -> torch.Tensor:
     """The distribution of three tokens, `[8, 8, 8]`, by a forward for each prefix."""
-    prefixes, joint = torch.tensor([[3]]), torch.ones(1, dtype=torch.float64)
+    prefixes, joint = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
     with torch.no_grad():
         states = model.get_encoder()(sound(1)).last_hidden_state
         for _ in range(LENGTH):
@@ -295,6 +344,18 @@ def test_sampled_texts(small: WhisperForConditionalGeneration, kind: str) -> Non
     found = fit(drawn(small, draft), enumerated(small))
     assert found.p_value > SIGNIFICANCE, found
     assert found.detectable < 0.2
+
+
+def test_an_attempt_at_a_temperature(small: WhisperForConditionalGeneration) -> None:
+    """The last attempt is kept, though it is as unlikely as those before it."""
+    config = copy.deepcopy(small.generation_config)
+    config.no_timestamps_token_id, config.is_multilingual, config.eos_token_id = 7, False, None
+    torch.manual_seed(0)
+    options = {"generation_config": config, "temperature": (0.0, 3.0), "logprob_threshold": 0.0, "top_k": 0}
+    options |= {"assistant_model": drafts_of(small, noise=1.0)["decoder"], "tree": "[(0,),(1,),(0,0)]"}
+    ids = small.generate(sound(1).expand(ROWS // 3, -1, -1), max_new_tokens=LENGTH + 2, **options)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert fit(ids[:, :LENGTH], enumerated(small, (3, 7))).p_value > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("kind", ["ngram", "decoder"])
