@@ -70,7 +70,7 @@ class Leads:
     @property
     def refused(self) -> tuple[bool, ...]:
         """What was found not to work: keys of blocks depend on it."""
-        return self.work is False, self.more is False
+        return self.work is False, self.end is False, self.more is False
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class PromptInputs:
         content = self.content
         if content is None:
             return 0
-        if self.leads.end is False:  # images may be read otherwise because of the text behind them
+        if not self.leads.end:  # images may be read otherwise because of the text behind them
             return min(length, self.num_lead)
         if length >= content.end:
             return length
