@@ -18,7 +18,7 @@ _KINDS = "image|img|video|audio|speech|sound|visi|visu|frame|document|[be]o[iav]
 _NAMES = re.compile(rf".*({_KINDS}).*token_(id|index|ids)$")
 """Names of fields of a config that tell tokens for which something other than text stands, or that are around it."""
 _MARKERS = re.compile(r"(.*_)?([be]o[iav]|start|end|[be]os)_token_")
-"""Names among these of tokens that are around it."""
+"""Names of fields among them that tell tokens around it."""
 
 
 def content_of(model: PreTrainedModel, prompt: list[int], values: dict[str, Any]) -> Content | None:
