@@ -69,7 +69,7 @@ class OneModel(ModelManager):
             has_end=model.generation_config.eos_token_id is not None,
             no_images=images if isinstance(images, str) else "",
             switches=switches_of(tokenizer if self._images is None else self._images.processor),
-            reasons=has_reasoning(template),
+            reasons=has_reasoning(template) or "<think>" in str(tokenizer.chat_template),  # as R1's own templates
         )
         """What checks of requests have to know."""
         limit = TextLimit.of(tokenizer, model.longest_text)

@@ -54,7 +54,6 @@ def expected(model: Any, choices: Any = CHOICES, count: int = 16, **options: Any
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["ngram", "draft", "head"])
-@pytest.mark.some_cases(1)
 def test_rows_have_their_own_adapters(shared: Any, kind: str) -> None:
     drafts = {
         "ngram": lambda: None,
@@ -138,7 +137,6 @@ def test_prompts_with_images() -> None:
 
 @pytest.mark.any_version
 @pytest.mark.parametrize("kind", ["draft", "head"])
-@pytest.mark.some_cases(1)
 def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves every mix of adapters, of steps and of prompts."""
     install_stand_in(monkeypatch, with_kernel=True)

@@ -57,7 +57,6 @@ def of_family(family: str, count: int = 4, new_tokens: int = 16) -> tuple[PreTra
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(6)
 def test_families_with_a_draft_model(family: str) -> None:
     model, texts = of_family(family)
     call = {"max_new_tokens": len(texts[0]), "tree": IRREGULAR, "continuous_batching_config": limits()}
@@ -65,7 +64,6 @@ def test_families_with_a_draft_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(6)
 def test_families_with_a_head(family: str) -> None:
     model, texts = of_family(family)
     head = tiny_head(model, aux_layer_ids=[0, 1, model.config.get_text_config().num_hidden_layers])

@@ -173,6 +173,31 @@ def test_images_that_depend_on_what_follows(of: str, monkeypatch: pytest.MonkeyP
     assert [text for inputs in prompts for text in write(manager, inputs)] != texts
 
 
+def test_images_at_the_end_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells there whether text behind an image changes its K/V: prompts with such text do not share it."""
+    kind = type(the_target("llava"))
+    prefill = kind._prefill
+
+    def looking_ahead(self: Any, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+        def change(module: Any, args: Any, made: torch.Tensor) -> torch.Tensor:
+            changes = tokens[0, -1] == 7 and made.shape[1] == tokens.shape[1]
+            return torch.cat([made[:, :15].roll(1, dims=2), made[:, 15:]], dim=1) if changes else made
+
+        with self.get_input_embeddings().register_forward_hook(change):
+            return prefill(self, tokens, *args, **options)
+
+    (prompt,) = vision.ragged_image_prompts("llava", ((9, 21),))
+    end = int((prompt["input_ids"][0] == vision.IMAGE).nonzero()[-1]) + 1
+    for name in ("input_ids", "attention_mask"):
+        prompt[name] = prompt[name][:, end % SIZE : end]
+    prompts = [prompt, with_more(prompt, [20, 7])]
+    monkeypatch.setattr(kind, "_prefill", looking_ahead)
+    texts = [plain("llava", inputs) for inputs in prompts]
+    manager = manager_for("llava")
+    assert [text for inputs in prompts * 2 for text in write(manager, inputs)] == texts * 2
+    assert manager._admission.leads.end is False
+
+
 @pytest.mark.parametrize(
     ("name", "tail", "dtype"),
     [("llava", 41, torch.float64), ("gemma3", 21, torch.float64), ("qwen3_vl", 41, torch.float32)],

@@ -73,7 +73,6 @@ def sampled(assistant: str, setting: str, method: str = "target, best tokens") -
         for case in [(assistant, setting, method)]
     ],
 )
-@pytest.mark.some_cases(7)
 def test_the_distribution(assistant: str, setting: str, method: str, steps: Steps) -> None:
     found = sampled(assistant, setting, method)
     assert steps.replays > 0
@@ -102,7 +101,6 @@ def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("wrong", ["before the temperature", "at the root", "without the path", "path alone"])
-@pytest.mark.some_cases(2)
 def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters of the logits as they are; what looks at the text without the path, or at one that does not grow."""
     setting = {"before the temperature": "all filters", "at the root": "hidden tokens"}.get(wrong, "penalties")
@@ -136,7 +134,6 @@ def test_a_draft_that_is_the_target_is_always_accepted(
 
 
 @pytest.mark.parametrize("wrong", ["index", "temperature"])
-@pytest.mark.some_cases(1)
 def test_children_of_another_distribution_do_not_fit(
     wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,6 @@ def as_published(golden: str, num_texts: int = 6) -> Diagnosis:
 
 
 @pytest.mark.parametrize("golden", ALL)
-@pytest.mark.some_cases(2)
 def test_good_heads(golden: str) -> None:
     diagnosis = as_published(golden)
     assert diagnosis.is_good and "fits as it is read" in diagnosis.verdict
@@ -69,7 +68,7 @@ def misreadings() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("golden", "wrong"), misreadings(), ids=str)
-@pytest.mark.some_cases(8)
+@pytest.mark.some_cases(12)
 def test_misread_heads(golden: str, wrong: dict[str, Any]) -> None:
     """What is recommended is the right reading, although some mistakes cost hardly any token."""
     right = block_head(golden).config

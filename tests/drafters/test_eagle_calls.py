@@ -36,7 +36,6 @@ from hf_specdec.drafters.heads import in_dtype_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(5)
 def test_targets_of_every_family(family: str) -> None:
     target = tiny_model(family)
     number = target.config.get_text_config().num_hidden_layers

@@ -36,7 +36,6 @@ Text = list[list[int]]
         for batch_size in (1, 3)
     ],
 )
-@pytest.mark.some_cases(8)
 def test_length(
     target: PreTrainedModel,
     draft: PreTrainedModel,

@@ -253,7 +253,8 @@ ELSEWHERE: dict[str, Any] = {
     "dry_multiplier": 0.0,
     "dry_sequence_breakers": ["\n", ":"],
     "top_n_sigma": -1.0,
-    "samplers": [],
+    "samplers": None,
+    "repeat_last_n": -1,
     "cache_prompt": True,
     "n_keep": -1,
     "use_beam_search": False,
@@ -275,6 +276,10 @@ def test_options_of_other_servers(client: TestClient, path: str) -> None:
         ({"typical_p": 0.5}, "`generation_config`"),
         ({"cache_prompt": False}, "`--no-enable-prefix-caching`"),
         ({"request_id": "a"}, "`X-Request-ID`"),
+        ({"json_schema": {}}, "`structured_outputs`"),
+        ({"samplers": []}, "their order"),
+        ({"repeat_last_n": 8}, "the whole text"),
+        ({"guided_whitespace_pattern": " "}, "`structured_outputs.whitespace_pattern`"),
     ):
         (name,) = option
         reason = refusal(client, path, PATHS[path] | option)

@@ -31,7 +31,6 @@ def keys_of(output: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.some_cases(1)
 def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None:
     """It has no embeddings and no lm_head; the text is the target's own."""
     result = train(

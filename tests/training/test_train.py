@@ -22,7 +22,6 @@ from hf_specdec.training.corpus import Corpus
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
-@pytest.mark.some_cases(1)
 def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None:
     options = {"draft_vocab_size": 256} if kind == "eagle3" else {}
     result = train(

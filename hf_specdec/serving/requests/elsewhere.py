@@ -28,13 +28,14 @@ class OfTexts(Closed):
     tfs_z: Annotated[Any, Only("1")] = None
     top_a: Annotated[Any, Only("0")] = None
     top_n_sigma: Annotated[Any, Only("-1", "0")] = None
+    repeat_last_n: Annotated[Any, Only("-1", remedy="Leave it out: penalties read the whole text.")] = None
     repeat_penalty: Annotated[Any, Only("1", remedy="Give `repetition_penalty`, or leave it out.")] = None
     dry_multiplier: Annotated[Any, Only("0")] = None
     xtc_probability: Annotated[Any, Only("0")] = None
     mirostat: Annotated[Any, Only("0")] = None
     dynatemp_range: Annotated[Any, Only("0")] = None
     min_keep: Annotated[Any, Only("0")] = None
-    samplers: Annotated[Any, Only("[]", '""', remedy="Leave it out: their order is that of `generate`.")] = None
+    samplers: Annotated[Any, Only(remedy="Leave it out: their order is that of `generate`.")] = None
     logits_processors: Annotated[Any, Only("[]")] = None
     custom_logit_processor: Annotated[Any, Only()] = None
     bad_words: Annotated[
@@ -42,7 +43,6 @@ class OfTexts(Closed):
     ] = None
     allowed_token_ids: Annotated[Any, Only(remedy=_FORM)] = None
     # Of what those above switch on.
-    repeat_last_n: Number | None = None
     dry_base: Number | None = None
     dry_allowed_length: Number | None = None
     dry_penalty_last_n: Number | None = None
@@ -58,10 +58,12 @@ class OfTexts(Closed):
     guided_choice: Annotated[Any, Only("[]", remedy=_FORM)] = None
     guided_grammar: Annotated[Any, Only(remedy=_FORM)] = None
     guided_decoding_backend: Text | None = None
-    guided_whitespace_pattern: Text | None = None
+    guided_whitespace_pattern: Annotated[
+        Any, Only(remedy="Give `structured_outputs.whitespace_pattern`, or leave it out.")
+    ] = None
     structural_tag: Annotated[Any, Only(remedy=_FORM)] = None
     grammar: Annotated[Any, Only('""', remedy=_FORM)] = None
-    json_schema: Annotated[Any, Only("{}", remedy=_FORM)] = None
+    json_schema: Annotated[Any, Only(remedy=_FORM)] = None
     regex: Annotated[Any, Only('""', remedy=_FORM)] = None
     ebnf: Annotated[Any, Only('""', remedy=_FORM)] = None
     # How long it is, and what ends it.
