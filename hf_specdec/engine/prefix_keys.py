@@ -43,10 +43,10 @@ def _key(request: Request, before: list[bytes], first: int, end: int, kind: byte
 
 def _content_of(request: Request, end: int) -> bytes:
     """What the inputs beside the tokens of a prompt say, if the K/V of a token before `end` depend on them."""
-    content = None if request.inputs is None else request.inputs.content
-    if content is None:
+    inputs = request.inputs
+    if inputs is None or inputs.content is None:
         return b""
-    leads = request.inputs.leads
+    content, leads = inputs.content, inputs.leads
     found = content.digest_at(end, leads)
     if found and leads.end is False:  # images are read otherwise because of the text behind them
         found += array("q", request.prompt[content.end :]).tobytes()
