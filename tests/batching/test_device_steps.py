@@ -41,6 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["draft", "head"])
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto", None], ids=["static", "dynamic", "auto", "off"])
+@pytest.mark.some_cases(4)
 def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None:
     """Once the first have let both caches take their memory."""
     target = copy.deepcopy(the_target()).float()

@@ -58,6 +58,7 @@ def len_of_text(output: Any) -> int:
     "tree", [pytest.param(IRREGULAR, id="static"), pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(5)
 def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
     """Rows come and go, past sliding windows; the same graphs serve batches of several sizes."""
     model = tiny_model(family, dtype=torch.float32)

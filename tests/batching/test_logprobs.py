@@ -79,6 +79,7 @@ def test_steps_on_the_host(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("by", ["host", "device"])
+@pytest.mark.some_cases(1)
 def test_after_preemptions(by: str, request: pytest.FixtureRequest) -> None:
     if by == "device":
         request.getfixturevalue("whole_steps")
@@ -164,6 +165,7 @@ def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> list[PromptStep]:
 @pytest.mark.parametrize(
     "tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=6), None], ids=["tree", "dynamic", "off"]
 )
+@pytest.mark.some_cases(2)
 def test_whole_steps(tree: Any, whole_steps: list[InFlightStep], whole_prompts: list[PromptStep]) -> None:
     for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), tree):
         check(target(), output, *asked)

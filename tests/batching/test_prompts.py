@@ -64,6 +64,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(5)
 def test_families(family: str, read: Read) -> None:
     """Texts are those of `generate`, whatever prompts are read together."""
     model = tiny_model(family, dtype=torch.float32)

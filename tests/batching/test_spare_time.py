@@ -68,6 +68,7 @@ def run_load(manager: SpeculativeBatchingManager, prompts: list[list[int]], **op
 @pytest.mark.usefixtures("no_spare_time", "few_trees")
 @pytest.mark.parametrize("kind", ["head", "draft", "ngram"])
 @pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+@pytest.mark.some_cases(3)
 def test_loads_of_any_size_capture_nothing(
     tree: Any, kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ CAUGHT = 1e-6
         ("peagle", BUDGETS, "plain"),
     ],
 )
+@pytest.mark.some_cases(9)
 def test_calls(kind: str, method: str, setting: str) -> None:
     found = fit_samples(METHODS[method], a_block_head(kind), setting)
     assert found.p_value > SIGNIFICANCE, found

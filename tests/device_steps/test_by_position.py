@@ -58,6 +58,7 @@ def text_of(rows: int, draft: Any, config: SpeculativeConfig, **options: Any) ->
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "temperature": 0.7}], ids=["plain", "filters"])
+@pytest.mark.some_cases(3)
 def test_every_tree_has_the_host_s_text(kind: str, options: dict[str, Any], steps: Steps, by_position: None) -> None:
     """Drawn or best tokens, in any tree, or none; the drafts are accepted, too."""
     rows, draft = 2, DRAFTS[kind]()
@@ -123,6 +124,7 @@ def shuffled_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("asked", [None, "auto"])
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.some_cases(2)
 def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, shuffled_times: None) -> None:
     """With nothing asked, or with "auto"; the generator goes on from the same state."""
     draft, texts, states, replays = tiny_head(TARGET), [], [], []

@@ -110,6 +110,7 @@ def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.Monkey
     ],
     ids=["auto", "schedule", "few rows", "no rows"],
 )
+@pytest.mark.some_cases(4)
 def test_trees_that_change(config: dict[str, Any], batch_size: int, steps: Steps) -> None:
     """Steps are whole whatever chose their tree, or none."""
     target = tiny_model(dtype=torch.float32)

@@ -63,6 +63,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.mark.parametrize("batch_size, tree", [(1, TREES[0]), (3, TREES[1])], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.some_cases(7)
 def test_texts_are_those_of_plain_generate(name: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
     """Past windows of 12 tokens."""
     target, inputs = model_of(name), prompts(batch_size, 9, padding=batch_size > 1)

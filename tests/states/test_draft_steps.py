@@ -42,6 +42,7 @@ def found(model: Any, draft: Any, tree: Any, cuda_graphs: bool, batch_size: int,
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("family", SERVED)
+@pytest.mark.some_cases
 def test_calls(family: str, batch_size: int, tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
     by_torch = found(model, draft, tree, False, batch_size)
@@ -62,6 +63,7 @@ def in_flight(model: Any, draft: Any, **sizes: Any) -> tuple[list[list[int]], li
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(family: str, runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots are given to other requests, and blocks taken away."""
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
@@ -122,6 +124,7 @@ def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.some_cases(1)
 def test_spoiled_steps(in_flight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose logits are NaN is taken back but for what the draft has read, which enters its states once."""
     target = copy.deepcopy(hybrid("qwen3_5_text"))
