@@ -68,7 +68,7 @@ def times_of(model: PreTrainedModel, dtype: str) -> ForwardTimes:
 
 
 def _shortest(model: PreTrainedModel, num_tokens: int) -> float:
-    ids = torch.arange(num_tokens)[None]
+    ids = torch.zeros(1, num_tokens, dtype=torch.long, device=model.device)
     model(ids, use_cache=False)
     times: list[float] = []
     while len(times) < FEWEST or sum(times) < SECONDS:

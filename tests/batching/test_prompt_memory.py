@@ -206,17 +206,15 @@ def test_a_tower_without_memory(kind: str, error: Exception, monkeypatch: pytest
     first, bad, second = vision.ragged_image_prompts("gemma3", ((5, 2), (4, 3), (3, 6)))
     texts = [model.generate(**one, do_sample=False, max_new_tokens=12)[0, -12:].tolist() for one in (first, second)]
     assistant = {"draft": lambda: noisy_copy(model), "ngram": NgramDraft, "head": lambda: tiny_head(model)}[kind]()
-    layer = model.model.vision_tower.encoder.layers[1]
-    read, calls = type(layer).forward, []
+    tower, failures = model.model.vision_tower, [error]
+    read = type(tower).forward
 
-    def lacking(self: Any, states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self is layer:
-            calls.append(states)
-            if len(calls) == 2:
-                raise error
-        return read(self, states, *args, **kwargs)
+    def lacking(self: Any, pixel_values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if failures and pixel_values.double().equal(bad["pixel_values"].double()):
+            raise failures.pop()
+        return read(self, pixel_values, *args, **kwargs)
 
-    monkeypatch.setattr(type(layer), "forward", lacking)
+    monkeypatch.setattr(type(tower), "forward", lacking)
     with model.continuous_batching_context_manager(
         assistant_model=assistant, tree=IRREGULAR, continuous_batching_config=limits()
     ) as manager:

@@ -38,7 +38,6 @@ def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]
     torch._dynamo.reset()
 
 
-LONG = sorted(BLOCK_KINDS.keys() - {"dflash", "windows"})
 SMALL = "[(0,), (1,), (0, 0)]"
 """Few levels: tracing takes a second and more for each."""
 
@@ -53,10 +52,11 @@ def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
     return SpeculativeConfig(tree=tree, compile=True)
 
 
-COMPILED = ("qwen3", "gemma3_text", "gpt2", "qwen3_5_text")
+COMPILED = ("llama", "qwen3", "gemma3_text", "gpt2", "qwen3_5_text")
 
 
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(family, marks=pytest.mark.slow) for family in COMPILED)])
+@pytest.mark.slow  # as most here: tracing takes minutes on a slow core
+@pytest.mark.parametrize("family", COMPILED)
 def test_draft_models(family: str, steps: Steps, merged: list[int], recwarn: pytest.WarningsRecorder) -> None:
     has_states = family == "qwen3_5_text"  # its layers are compiled, and not the whole model
     target = hybrid(family) if has_states else tiny_model(family, dtype=torch.float32)
@@ -86,7 +86,8 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
-@pytest.mark.parametrize("kind", ["dflash", "windows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in LONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(BLOCK_KINDS))
 def test_block_heads(kind: str, steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     """One graph reads the context, another one is the block's."""
     target = tiny_model("llama", seed=1, dtype=torch.float32)

@@ -105,7 +105,7 @@ def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
     served: Any = SimpleNamespace(model=SimpleNamespace(about_draft=None))
 
     @contextmanager
-    def starting(app: Any, engine: Any, server: Any, make_app: Any, tell: Any) -> Iterator[None]:
+    def starting(app: Any, engine: Any, server: Any, make_app: Any, tell: Any, prepare: Any) -> Iterator[None]:
         make_app()
         yield
 
