@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.exact import SIGNIFICANCE, Fit, combine, fit
+from support.sampling import accept_first_children
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
@@ -18,8 +19,6 @@ from hf_specdec.cli import build_app
 from hf_specdec.drafters import other_vocabulary
 from hf_specdec.gemma3_270m import gemma3_270m_folder
 from hf_specdec.smollm2 import smollm2_folder
-from hf_specdec.trees import DraftTree
-from hf_specdec.verification import Verifier, Walk
 
 
 pytestmark = pytest.mark.slow
@@ -180,16 +179,5 @@ def test_draws_of_another_vocabulary(smollm2: PreTrainedModel, pair: dict[str, A
 def test_a_wrong_verifier_of_another_vocabulary_is_found(
     smollm2: PreTrainedModel, pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that accepts the first child where it should refuse all."""
-    right = Verifier.walk
-
-    def wrong(verifier: Verifier, draft: DraftTree, *args: Any) -> Walk:
-        walk = right(verifier, draft, *args)
-        for row, path in enumerate(walk.paths):
-            if path == [] and draft.num_nodes > 0 and draft.tokens_list[row][0] >= 0:
-                walk.paths[row] = [1]
-                walk.tokens[row].insert(0, draft.tokens_list[row][0])
-        return walk
-
-    monkeypatch.setattr(Verifier, "walk", wrong)
+    accept_first_children(monkeypatch)
     assert fit_of_draws(smollm2, pair, "chain:1").p_value < 1e-6

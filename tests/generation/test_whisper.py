@@ -12,6 +12,7 @@ import torch
 from support.exact import SIGNIFICANCE, fit
 from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
+from support.sampling import accept_first_children
 from support.whisper import drafts_of, processor_parts, sound, tiny_whisper
 from transformers import (
     EncoderDecoderCache,
@@ -26,8 +27,6 @@ from transformers.models.whisper import generation_whisper
 
 import hf_specdec
 from hf_specdec.models import encoders
-from hf_specdec.trees import DraftTree
-from hf_specdec.verification import Verifier, Walk
 
 
 TREE = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
@@ -362,18 +361,7 @@ def test_an_attempt_at_a_temperature(small: WhisperForConditionalGeneration) -> 
 def test_a_wrong_verifier_is_found(
     small: WhisperForConditionalGeneration, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that accepts the first child where it should refuse all."""
-    right = Verifier.walk
-
-    def wrong(verifier: Verifier, draft: DraftTree, *args: Any) -> Walk:
-        walk = right(verifier, draft, *args)
-        for row, path in enumerate(walk.paths):
-            if path == [] and draft.num_nodes > 0 and draft.tokens_list[row][0] >= 0:
-                walk.paths[row] = [1]
-                walk.tokens[row].insert(0, draft.tokens_list[row][0])
-        return walk
-
-    monkeypatch.setattr(Verifier, "walk", wrong)
+    accept_first_children(monkeypatch)
     draft = hf_specdec.NgramDraft(min_ngram=1) if kind == "ngram" else drafts_of(small, noise=1.0)[kind]
     assert fit(drawn(small, draft), enumerated(small)).p_value < 1e-6
 

@@ -21,6 +21,8 @@ from transformers import (
 import hf_specdec
 from hf_specdec import BlockHead, DynamicTree, EagleHead, SpeculativeConfig, TokenTree
 from hf_specdec.drafters.growth import drawing
+from hf_specdec.trees import DraftTree
+from hf_specdec.verification import Verifier, Walk
 from hf_specdec.verification.penalties import OccurrencePenalty
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
@@ -232,3 +234,18 @@ def draw_from_flatter_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(0.2 * scores, *rest)
 
     monkeypatch.setattr(drawing, "draw_without_replacement", flatter)
+
+
+def accept_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets verifiers of the host wrongly accept the first child where they should refuse all."""
+    right = Verifier.walk
+
+    def wrong(verifier: Verifier, draft: DraftTree, *args: Any) -> Walk:
+        walk = right(verifier, draft, *args)
+        for row, path in enumerate(walk.paths):
+            if path == [] and draft.num_nodes > 0 and draft.tokens_list[row][0] >= 0:
+                walk.paths[row] = [1]
+                walk.tokens[row].insert(0, draft.tokens_list[row][0])
+        return walk
+
+    monkeypatch.setattr(Verifier, "walk", wrong)
