@@ -21,7 +21,7 @@ from ..attention import (
 from ..cache import TreeCache
 from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
-from ..fusing import fused_layers
+from ..fusing import fused_layers, own_layers
 from ..kernels import DEVICES, kernels_are_installed
 from ..models.position_tables import position_table_of, rows_at
 from ..models.structure import (
@@ -180,7 +180,8 @@ class ModelCall:
         else:
             inputs[f"{self.prefix}input_ids"] = nodes.tokens
         model: Any = self.model
-        running: AbstractContextManager[None] = fused_layers(self.model) if self.fuses else nullcontext()
+        running: AbstractContextManager[None] = nullcontext()
+        layers = fused_layers(self.model) if self.fuses else nullcontext()
         following: AbstractContextManager[None] = (
             running_over(self.cache) if self.cache.state_layers else nullcontext()
         )
@@ -188,12 +189,13 @@ class ModelCall:
         if self.compiles and self.has_kernels and (context.uses_kernel or not self.takes_mask):
             if context.uses_kernel:
                 _ = context.kernel_inputs  # built before tracing, which could not store it
+            layers = own_layers(self.model)
             if self.compiles_layers:
                 running = compiled_layers(self.model, self.cache, context, joins=self._joins_rows(context, adapted))
             model = self.model if self.compiles_layers else compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
-            with running, following, self.at_positions(nodes.positions), adapted:
+            with layers, running, following, self.at_positions(nodes.positions), adapted:
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,34 @@ class _Call:
 
 _calls: weakref.WeakKeyDictionary[nn.Module, _Call] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+_changed = threading.Condition(_lock)
+_compiled: Counter[int] = Counter()
+"""Modules (`id`) that run compiled at present, and in how many contexts."""
+
+
+@contextmanager
+def own_layers(model: nn.Module) -> Iterator[None]:
+    """
+    A context in which no thread fuses layers of a model, because this one runs them compiled: the compiler takes what
+    it finds in modules for a condition of its code, and must not see a `forward` come and go. Begins when the fused
+    forwards of other threads over these modules have ended.
+    """
+    modules = list(model.modules())
+    with _changed:
+        _changed.wait_for(lambda: here.depth > 0 or not any(map(_is_fused, modules)))
+        _compiled.update(map(id, modules))
+    try:
+        yield
+    finally:
+        with _changed:
+            for module in modules:
+                _compiled[id(module)] -= 1
+                if not _compiled[id(module)]:
+                    del _compiled[id(module)]
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), FusedForward)
 
 
 @contextmanager
@@ -56,8 +85,8 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
 def fused_layers(model: nn.Module) -> Iterator[None]:
     """
     Fuses a model's layers inside the context, in this thread only, unless gradients are recorded: the kernels have
-    none. A module that has a `forward` of somebody else is left alone. Calls of several threads on one model are
-    counted: the first call switches, the last call restores.
+    none. A module that has a `forward` of somebody else, or runs compiled in a thread (`own_layers`), is left alone.
+    Calls of several threads on one model are counted: the first call switches, the last call restores.
     """
     if torch.is_grad_enabled():
         yield
@@ -66,6 +95,8 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
     with _lock:
         for module, fused in _forwards_of(model):
             forward = vars(module).get("forward")
+            if id(module) in _compiled:
+                continue
             if forward is None:
                 forward = vars(module)["forward"] = FusedForward(module, fused)
             elif not isinstance(forward, FusedForward):
@@ -77,11 +108,12 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         here.depth -= 1
-        with _lock:
+        with _changed:
             for module, forward in switched:
                 forward.calls -= 1
                 if forward.calls == 0 and vars(module).get("forward") is forward:
                     del vars(module)["forward"]
+            _changed.notify_all()
 
 
 def _forwards_of(model: nn.Module) -> list[tuple[nn.Module, Fused]]:

@@ -24,7 +24,7 @@ from transformers.models.llama import modeling_llama
 
 import hf_specdec
 from hf_specdec import kernels
-from hf_specdec.fusing import fused_layers
+from hf_specdec.fusing import fused_layers, own_layers, switch
 
 
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -224,6 +224,37 @@ def test_only_our_forwards_are_fused(llama: Any, monkeypatch: pytest.MonkeyPatch
         llama(**prompts(2, 9)).logits.sum().backward()
     assert llama.model.norm.weight.grad is not None
     assert len(found) == 3 and all(torch.equal(one, expected) for one in found)
+
+
+def test_layers_that_run_compiled_are_left_alone(llama: Any) -> None:
+    """A thread that runs them compiled waits for fused forwards of others, also over a model that shares layers."""
+    other, begins, ends = copy.copy(llama), threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def compiled() -> None:
+        begins.set()
+        with own_layers(other):
+            seen.append(len(replaced(llama)))
+            with torch.no_grad(), fused_layers(llama):
+                seen.append(len(replaced(llama)))
+            ends.wait(10)
+
+    thread = threading.Thread(target=compiled)
+    with torch.no_grad(), fused_layers(llama):
+        assert len(replaced(llama)) == 9
+        thread.start()
+        assert begins.wait(10)
+        thread.join(0.1)
+        assert not seen
+    while len(seen) < 2:
+        thread.join(0.01)
+    with torch.no_grad(), fused_layers(llama):
+        assert not replaced(llama)
+    ends.set()
+    thread.join()
+    with torch.no_grad(), fused_layers(llama), own_layers(llama):  # in one thread none waits for itself
+        assert len(replaced(llama)) == 9
+    assert seen == [0, 0] and not replaced(llama) and not switch._compiled
 
 
 def test_other_dtypes_run_by_the_module() -> None:
