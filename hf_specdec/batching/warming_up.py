@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 STEPS = 4
 """Most steps that dummy requests run."""
 SHARE_OF_TIME = 0.01
-"""Share of the time for which open requests may have waited for captures."""
+"""Share of the time of steps for which open requests may have waited for captures."""
+NUM_RECENT = 16
+"""Captures the longest of which the next one is expected to take: one that compiles takes many times as long."""
 PROMPTS_THAT_WAIT = 4
 """Prompt chunks without a graph of their own after which one is captured before others."""
 
@@ -52,8 +55,12 @@ class WarmUp:
         self._plan: list[Ahead] = []
         """All graphs that are planned, also those that have been captured."""
         self._num_drops = engine.device_steps.num_drops
-        self._beside_requests, self._began = CaptureBudget(share=SHARE_OF_TIME), time.perf_counter()
-        """For captures for which open requests wait: a share of the time since when."""
+        self._beside_requests = CaptureBudget(share=SHARE_OF_TIME)
+        """For captures for which open requests wait: a share of the time of steps since the first part."""
+        self._recent = deque[float](maxlen=NUM_RECENT)
+        """Seconds of the last captures."""
+        self._busy_since: float | None = None
+        """When the steps of open requests were counted last; None while there are none."""
 
     @property
     def num_left(self) -> int:
@@ -88,7 +95,7 @@ class WarmUp:
             engine.forget_temperatures()
             engine.choices.forget_texts()
             engine.choices.autos.end_warm_up(are_all_timed=not self._left)
-            self._began = time.perf_counter()
+            self._beside_requests.time = 0.0
 
     def _run_dummies(self, plan: CapturePlan) -> None:
         """
@@ -128,7 +135,9 @@ class WarmUp:
         if ahead.is_there(steps):
             return
         try:
+            began = time.perf_counter()
             self._take_times(ahead, ahead.capture(steps))
+            self._recent.append(time.perf_counter() - began)
         except Exception as error:  # for whatever reason: requests run in other graphs, or by the host
             compiled = steps.compiles
             steps.note_failure(error, compiled, isinstance(ahead, StepAhead))
@@ -148,10 +157,11 @@ class WarmUp:
         waited little for captures. Returns whether it did. If a capture fails, it is the last one: the graphs that
         there are go on serving.
         """
+        self._count_time()
         ahead = self._next()
         if ahead is None:
             return False
-        engine, began, is_idle = self._engine, time.perf_counter(), not self._engine.scheduler.has_work
+        engine, began = self._engine, time.perf_counter()
         try:
             self._take_times(ahead, ahead.capture(engine.device_steps))
             self._left = [one for one in self._left if not one.is_there(engine.device_steps)]
@@ -164,8 +174,10 @@ class WarmUp:
                 stacklevel=2,
             )
         engine.last_end = None  # the next step is no measure
-        if not is_idle:
-            self._beside_requests.spent_on_trials += time.perf_counter() - began
+        self._recent.append(time.perf_counter() - began)
+        if self._busy_since is not None:
+            self._beside_requests.spent_on_trials += self._recent[-1]
+            self._busy_since = time.perf_counter()
         if not self._left:
             engine.choices.autos.end_warm_up(are_all_timed=True)
         return True
@@ -193,9 +205,15 @@ class WarmUp:
         if scheduler.waiting or any(request.status != RequestStatus.DECODING for request in scheduler.active):
             return False
         budget = self._beside_requests
-        budget.cost = self._engine.device_steps.budget.cost
-        budget.time = time.perf_counter() - self._began
+        budget.cost = max(self._recent, default=self._engine.device_steps.budget.cost)
         return budget.allows()
+
+    def _count_time(self) -> None:
+        """Counts the time since the last call if requests were open: captures beside them are paid by no idle time."""
+        now = time.perf_counter()
+        if self._busy_since is not None:
+            self._beside_requests.time += now - self._busy_since
+        self._busy_since = now if self._engine.scheduler.has_work else None
 
     def _wanted(self) -> Iterator[Ahead]:
         """What requests had to do without, have wanted often, and can have."""

@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,7 +178,7 @@ def test_nothing_is_captured_while_requests_cannot_wait(reason: str) -> None:
     )
     engine, scheduler = manager.engine, manager.engine.scheduler
     warm_up = warming_up.WarmUp(engine, manager._admission.dummy_requests)
-    warm_up._began -= 1e6
+    warm_up._beside_requests.time = 1e6
     scheduler.active = manager._admission.dummy_requests(9, False)
     for request in scheduler.active:
         request.status = RequestStatus.PREFILLING if reason == "reading" else RequestStatus.DECODING
@@ -190,6 +191,35 @@ def test_nothing_is_captured_while_requests_cannot_wait(reason: str) -> None:
     scheduler.active, warm_up._beside_requests.spent_on_trials = manager._admission.dummy_requests(1, False), 0.0
     scheduler.active[0].status = RequestStatus.DECODING
     assert warm_up._may_wait
+
+
+def test_idle_time_earns_no_captures_beside_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the time of steps is for captures, and each is expected to take as long as the longest did."""
+    target = copy.deepcopy(the_target()).float()
+    manager = target.init_continuous_batching(
+        assistant_model=a_head(None).float(), tree=CHAIN, continuous_batching_config=limits(400)
+    )
+    scheduler, now = manager.engine.scheduler, 0.0
+    warm_up = warming_up.WarmUp(manager.engine, manager._admission.dummy_requests)
+    monkeypatch.setattr(warming_up, "time", SimpleNamespace(perf_counter=lambda: now))
+    manager.engine.device_steps.stored.rely_on_larger()
+    requests = manager._admission.dummy_requests(1, False)
+    requests[0].status = RequestStatus.DECODING
+
+    def may_wait(seconds: float, is_open: bool) -> bool:
+        """After so many seconds, at whose end a request is open."""
+        nonlocal now
+        now += seconds
+        scheduler.active = requests if is_open else []
+        assert not warm_up.use_spare_time()  # nothing is left to capture
+        return warm_up._may_wait
+
+    assert not may_wait(1e6, is_open=True)  # the server was idle
+    warm_up._recent.extend([0.2, 1.6, 0.1])
+    assert not may_wait(150.0, is_open=True)
+    assert may_wait(15.0, is_open=True)
+    warm_up._beside_requests.spent_on_trials += 1.6
+    assert not may_wait(100.0, is_open=False) and not may_wait(1e6, is_open=True)
 
 
 def test_a_capture_that_fails_in_spare_time_is_the_last(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
