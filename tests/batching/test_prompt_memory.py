@@ -242,6 +242,7 @@ def test_estimates_are_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the most that a prompt of the model has taken; later ones that take less change nothing."""
     model, values = vision.llava(), {"pixel_values": torch.zeros(1, 3, 8, 8)}
     monkeypatch.setattr(prompt_memory, "execution_device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(prompt_memory, "_make_workspaces", lambda device, dtype: None)
     before = PromptMemory(model).needed(9, values)
     for most, factor in ((1000 + 3 * before, 3), (1000 + 2 * before, 3)):
         peaks = iter([1000, most])
