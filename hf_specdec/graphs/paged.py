@@ -6,12 +6,13 @@ repeat: graphs are captured for fixed sizes, and a forward runs in the next larg
 from __future__ import annotations
 
 import operator
+import time
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 
 from ..attention import TreeContext
 from ..forwards.chunks import WIDTHS
@@ -24,6 +25,8 @@ from .exchanges import captured_together
 from .paged_forward import PagedForward
 from .sizes import FEWEST_BLOCKS, SIZES, next_power_of_two, next_size
 
+
+logger = logging.get_logger(__name__)
 
 MOST_STEP_QUERIES = 64
 """Most queries per row of a captured forward; longer forwards are prompt chunks."""
@@ -118,6 +121,7 @@ class PagedGraphs:
         if inputs is None:
             return None
         if captured is None:
+            start = time.perf_counter()
             try:
                 record = partial(RECORDERS[forward.device.type], pool=self._pool)
                 with captured_together(self._ranks):
@@ -126,6 +130,11 @@ class PagedGraphs:
                 self._give_up(error)
                 return None
             self._graphs[key] = captured
+            rows, queries, *_ = size
+            logger.info(
+                f"Captured a forward of {type(self.model).__name__}, {rows} rows of {queries} tokens: "
+                f"{time.perf_counter() - start:.2f} s."
+            )
         return captured(forward.cache, nodes, inputs, features)
 
     def _larger(self, key: Any, pads_queries: bool) -> PagedForward | None:
