@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from selection import fast
+from triton.runtime.jit import JITFunction
 
 from hf_specdec_kernels import pack_ancestors, tree_attention
+from hf_specdec_kernels.tree_attention import triton as triton_launch
 from hf_specdec_kernels.tree_attention.naive import tree_attention_naive
 from hf_specdec_kernels.tree_attention.tiles import Launch, Tiles, plan_launch
 from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
@@ -248,6 +250,51 @@ def test_tiles_of_large_heads_fit() -> None:
         tiles = plan(pairs, 8, 8256, head_dim=512, dtype=dtype, shared_memory=kib * 1024).tiles
         assert tiles.shared_memory(512, dtype.itemsize) <= kib * 1024
         assert tiles.block_m * 512 <= tiles.num_warps * 32 * 128
+
+
+def test_sizes_share_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Triton compiles integers that are 1 or multiples of 16 anew, each time in one or two seconds: numbers of rows,
+    nodes and blocks that fall on the same tiles have the same code.
+    """
+    kernel = triton_launch._tree_attention_kernel
+    params = (kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)).params
+    compiled, tiles = set(), set()
+
+    def launch(*values: Any, **constants: Any) -> None:
+        integers = [
+            (value == 1, value % 16 == 0)
+            for param, value in zip(params, values, strict=False)
+            if isinstance(value, int) and not param.do_not_specialize
+        ]
+        tiles.add(tuple(constants.items()))
+        compiled.add((*constants.items(), *integers))
+
+    for name in ("_tree_attention_kernel", "_combine_kernel"):
+        kept = launch if name == "_tree_attention_kernel" else lambda *values, **constants: None
+        monkeypatch.setattr(triton_launch, name, _Launching(kept))
+    for name, value in (("num_multiprocessors", 132), ("shared_memory_limit", 227 * 1024), ("can_overlap", False)):
+        monkeypatch.setattr(triton_launch, name, lambda device, value=value: value)
+    cache = torch.empty(64, 8, 32, 128, dtype=torch.bfloat16)
+    for rows, nodes, blocks in itertools.product((1, 3, 16, 26), (1, 4, 16, 21, 64), (5, 16, 17, 64)):
+        query = torch.empty(rows, nodes, 32, 128, dtype=torch.bfloat16).transpose(1, 2)
+        words, depths = torch.zeros(rows, nodes, 1, dtype=torch.long), torch.zeros(rows, nodes, dtype=torch.long)
+        lengths, tables = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, blocks, dtype=torch.long)
+        triton_launch.launch_tree_attention(
+            query, cache, cache, lengths, words, nodes, lengths, depths, depths, tables, None, 0.1, None, None, None,
+            torch.empty_like(query),
+        )  # fmt: skip
+    assert len(compiled) == len(tiles) <= 16
+
+
+class _Launching:
+    """What stands in for a kernel, whose launches call a function."""
+
+    def __init__(self, launch: Any):
+        self._launch = launch
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._launch
 
 
 def test_splits_fill_the_device() -> None:

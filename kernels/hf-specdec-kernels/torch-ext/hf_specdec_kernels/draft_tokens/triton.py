@@ -47,7 +47,7 @@ def _exponential(words):
     return tl.where(rest == 1.0, uniforms, -tl.log(rest) * (uniforms / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["queries", "numbers_stride_b"])
 def _noise_kernel(seeds, numbers, noise, vocab, queries, numbers_stride_b, numbers_stride_q, BLOCK: tl.constexpr):
     """Program (query of a row, part): writes the noise of BLOCK tokens."""
     query = tl.program_id(0)
@@ -68,7 +68,7 @@ def _write_candidates(candidates, keys, at, count):
         packed = tl.where(packed == winner, nothing(), packed)
 
 
-@triton.jit(do_not_specialize=["count", "queries", "first_query"])
+@triton.jit(do_not_specialize=["count", "queries", "first_query", "positions_stride_b"])
 def _best_of_part_kernel(
     logits, temperature, seeds, positions, token_ids, best, drawn, highest, totals,
     vocab, count, queries, first_query, logits_stride_b, logits_stride_q, positions_stride_b, positions_stride_q,

@@ -12,7 +12,7 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 """Integer types in which values are moved, by size in bytes."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride_b", "block_tables_stride_b"])
 def _kv_compaction_kernel(
     pointers, lengths, path, accepted, block_tables,
     stride_b, stride_h, stride_s, path_stride_b, block_tables_stride_b,

@@ -54,7 +54,13 @@ def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl
     return offsets
 
 
-@triton.jit(do_not_specialize=["window", "queries", "num_nodes", "capacity", "num_splits", "num_tiles"])
+_SIZES = ["window", "queries", "num_nodes", "capacity", "num_splits", "num_tiles"]
+_STRIDES = ["ancestors_stride_b", "ancestors_stride_n", "query_depths_stride_b", "node_depths_stride_b"]
+
+
+# Compiling takes one or two seconds, and these change with the numbers of nodes and of blocks: without exceptions for
+# multiples of 16 and for 1, sizes that fall on the same tiles share their code.
+@triton.jit(do_not_specialize=[*_SIZES, *_STRIDES, "block_tables_stride_b"])
 def _tree_attention_kernel(
     query, key, value, out, partial, partial_highest, partial_total,
     lengths, first_slots, ancestors, query_depths, node_depths, block_tables, sinks,

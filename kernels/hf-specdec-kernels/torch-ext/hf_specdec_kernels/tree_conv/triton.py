@@ -9,7 +9,7 @@ from ..devices import can_overlap, num_multiprocessors, options_of_launch
 from ..pending import unit_stride
 
 
-@triton.jit(do_not_specialize=["nodes", "width"])
+@triton.jit(do_not_specialize=["nodes", "width", "table_stride_b"])
 def _tree_conv_kernel(
     x, weight, windows, pending, table, slots, path, counts, bias, out, nodes, width,
     x_stride_b, x_stride_n, weight_stride_c, weight_stride_k, pending_stride_b, table_stride_b,

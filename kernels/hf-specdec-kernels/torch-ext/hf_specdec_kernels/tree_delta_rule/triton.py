@@ -52,7 +52,7 @@ class Tiles(NamedTuple):
         return {} if self.registers is None else {"maxnreg": self.registers}
 
 
-@triton.jit(do_not_specialize=["nodes", "width"])
+@triton.jit(do_not_specialize=["nodes", "width", "ancestors_stride_b"])
 def _tree_delta_rule_kernel(
     query, key, value, decay, beta, states, keys, deltas, decays, ancestors, slots, turns, path, counts, out,
     scale, nodes, width,

@@ -13,7 +13,7 @@ from ..pending import unit_stride
 from ..triton_states import finite, softplus
 
 
-@triton.jit(do_not_specialize=["nodes", "width"])
+@triton.jit(do_not_specialize=["nodes", "width", "ancestors_stride_b"])
 def _tree_selective_scan_kernel(
     x, dt, rates, input_keys, queries, states, inputs, steps, keys, ancestors, slots, turns, path, counts,
     skip, gate, dt_bias, of_nodes, out, nodes, width,

@@ -20,7 +20,7 @@ from ..triton_states import (
 )
 
 
-@triton.jit(do_not_specialize=["nodes", "width"])
+@triton.jit(do_not_specialize=["nodes", "width", "ancestors_stride_b"])
 def _tree_ssd_kernel(
     x, dt, rates, input_keys, queries, states, keys, deltas, decays, ancestors, slots, turns, path, counts, skip,
     dt_bias, out, dt_least, dt_most, nodes, width,
