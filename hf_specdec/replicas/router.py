@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from .loads import Loads
 from .prefixes import PrefixTable
 
 
@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):
             most_ahead (`int`, *optional*, defaults to 8): see `PrefixTable`.
         """
         self._table: PrefixTable[str] = PrefixTable(most_ahead)
-        self._loads: Counter[str] = Counter()
+        self._loads = Loads()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -31,20 +31,23 @@ class PrefixRouter(RequestRouter):
         if pending_request is None:
             return [candidate_replicas]
         by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
-        ranked = self._table.ranked(pending_request.args[0], {name: self._loads[name] for name in by_name})
+        self._loads.withdraw(pending_request)  # it may have been chosen for, and the replica was full
+        ranked = self._table.ranked(pending_request.args[0], self._loads.of(by_name))
+        if ranked:
+            self._loads.choose(pending_request, ranked[0])
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._loads[_name(replica_id)] += 1
+        self._loads.route(pending_request, _name(replica_id))
         self._table.add(pending_request.args[0], _name(replica_id))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._loads[_name(replica_id)] -= 1
+        self._loads.complete(_name(replica_id))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._table.forget(_name(replica_id))
-        del self._loads[_name(replica_id)]
+        self._loads.forget(_name(replica_id))
 
 
 def _name(replica: ReplicaID) -> str:
