@@ -83,6 +83,21 @@ def test_greedy_texts(family: str, rows: int, tree: str) -> None:
         assert last_metrics().num_accepted_tokens > 0 or assistant is not draft
 
 
+@pytest.mark.parametrize("family, rows, tree", [("bart", 3, TREE), ("t5", 1, "chain:4")])
+def test_recorded_outputs(family: str, rows: int, tree: str) -> None:
+    """Attentions, to the encoder too, and hidden states of every token, as plain `generate` records them."""
+    target = model_of(family)
+    target.set_attn_implementation("eager")
+    options = {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True}
+    expected = target.generate(**inputs_of(rows), **options, output_scores=True)
+    draft = noisy_copy(target, 0.05)
+    found = target.generate(**inputs_of(rows), **options, output_scores=True, assistant_model=draft, tree=tree)
+    assert last_metrics().num_accepted_tokens > 0
+    assert {*found} == {*expected}
+    for name in {*expected} - {"past_key_values", "cache"}:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
 def test_relative_biases_follow_no_tree() -> None:
     target = model_of("t5")
     with pytest.raises(ValueError, match="takes no `position_ids`"):
