@@ -185,8 +185,8 @@ class WarmUp:
     def _next(self) -> Ahead | None:
         """What to capture now: what requests have wanted most, or else the next of the plan."""
         engine, steps = self._engine, self._engine.device_steps
-        if self._at_once or not steps.works or not steps.stored.are_ahead:
-            return None
+        if self._at_once or not steps.works or not steps.stored.are_ahead or engine.ranks.are_several:
+            return None  # ranks would capture at different times
         if engine.scheduler.has_work and not self._may_wait:
             return None
         if self._num_drops != steps.num_drops:  # weights have moved, or there are other adapters

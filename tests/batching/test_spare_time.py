@@ -222,6 +222,20 @@ def test_idle_time_earns_no_captures_beside_requests(monkeypatch: pytest.MonkeyP
     assert not may_wait(100.0, is_open=False) and not may_wait(1e6, is_open=True)
 
 
+def test_ranks_capture_nothing_in_spare_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would do so at a time of its own, and wait for the others."""
+    target = copy.deepcopy(the_target()).float()
+    manager = warm_manager(target, a_head(None).float())
+    engine, wanted = manager.engine, PromptsAhead.__new__(PromptsAhead)
+    warm_up = warming_up.WarmUp(engine, manager._admission.dummy_requests)
+    engine.device_steps.works = True
+    engine.device_steps.stored.rely_on_larger()
+    monkeypatch.setattr(warm_up, "_wanted", lambda: iter([wanted]))
+    assert warm_up._next() is wanted
+    monkeypatch.setattr(engine, "ranks", SimpleNamespace(are_several=True))
+    assert warm_up._next() is None
+
+
 def test_a_capture_that_fails_in_spare_time_is_the_last(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
     """One warning; the graphs that there are go on serving."""
     target = copy.deepcopy(the_target()).float()
