@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .beginnings import FreeBeginning, LateText
+from .depths import check_grammar
 from .spelled import spelled_out, unforced
 from .texts import GrammarText
 
@@ -47,7 +48,7 @@ class CompiledGrammar:
 
     Raises:
         TypeError: if the grammar is no string, or the tokenizer no fast one.
-        ValueError: for a grammar that cannot be compiled.
+        ValueError: for a grammar that cannot be compiled, or whose parts are too deep within each other.
         ImportError: without `llguidance`.
     """
 
@@ -67,8 +68,8 @@ class CompiledGrammar:
                 "`grammar_from_lark`."
             )
         self._table, self._end_tokens = _table_of(tokenizer, vocab_size, end_tokens)
-        self._grammar = spelled_out(grammar, self._table.special)
-        self._matcher, self._beginning = self._table.matcher(llguidance, self._grammar), beginning
+        self._grammar, self._beginning = grammar, beginning
+        self._matcher = self._table.matcher(llguidance, grammar)
 
     def text(self) -> GrammarText | LateText:
         """A text that has no token yet."""
@@ -106,7 +107,11 @@ class _Table:
         with self.lock:
             matcher = self._matchers.get(grammar)
         if matcher is None:
-            matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0)
+            try:
+                check_grammar(grammar)
+            except ValueError as error:
+                raise ValueError(f"`grammar` cannot be compiled: {error}.") from error
+            matcher = llguidance.LLMatcher(self.tokenizer, spelled_out(grammar, self.special), log_level=0)
             if matcher.is_error():
                 raise ValueError(f"`grammar` cannot be compiled: {matcher.get_error().strip()}")
             # Copies share what the first mask needs, up to 30 ms of work: here it is the caller's, not the engine's.

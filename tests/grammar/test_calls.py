@@ -8,7 +8,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from support.calls import TREE
-from support.grammar import NaiveMask
+from support.grammar import NaiveMask, chain
 from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessorList, PreTrainedModel
 
@@ -76,6 +76,11 @@ def test_the_text_may_be_cut(target: PreTrainedModel, draft: PreTrainedModel, in
         ({"type": "object"}, {}, "`grammar` must be a string, but is dict"),
         (LLMatcher.grammar_from_regex("a(b"), {}, "`grammar` cannot be compiled.*unclosed group"),
         (LLMatcher.grammar_from_json_schema({"type": "objekt"}), {}, "`grammar` cannot be compiled: Invalid type"),
+        (
+            LLMatcher.grammar_from_json_schema(chain(6_000)),
+            {},
+            "`grammar`.*within each other 12002 times.*be 500 times",
+        ),
         (LLMatcher.grammar_from_regex("[0-9]"), {}, "no token of the vocabulary continues the text"),
         (LINES, {"tokenizer": object()}, "`tokenizer` must be a fast tokenizer"),
         (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from support.batches import assert_nothing_left, limits, manager_of, ragged_prompts, text_alone
+from support.grammar import rules
 from support.models import VOCAB
 from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, TemperatureLogitsWarper
@@ -101,6 +102,7 @@ def test_scores_of_no_allowed_token(do_sample: bool):
 def test_a_wrong_grammar_is_refused(running: SpeculativeBatchingManager):
     wrong: tuple[tuple[Any, Any, str], ...] = (
         ("start: x", tiny_tokenizer(), "`grammar` cannot be compiled"),
+        (rules(6_000), tiny_tokenizer(), "`grammar`.*within each other 6001 times.*be 500 times"),
         (LINES, None, "`grammar` without a `tokenizer`"),
         (5, tiny_tokenizer(), "`grammar` must be a string"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import weakref
 
 import llguidance.hf
 import numpy as np
@@ -145,6 +146,7 @@ def test_texts_of_special_tokens(grammar: str, pattern: str, monkeypatch: pytest
 
     assert all(re.fullmatch(pattern, write()) for _ in range(6))
     monkeypatch.setattr(compiled, "spelled_out", lambda grammar, special: grammar)
+    monkeypatch.setattr(compiled, "_tables", weakref.WeakKeyDictionary())
     assert all(re.fullmatch(pattern, write()) for _ in range(6))
     monkeypatch.setattr(compiled, "unforced", lambda grammar: grammar)
     with pytest.raises((ValueError, AssertionError)):

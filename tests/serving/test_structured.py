@@ -14,10 +14,10 @@ for package in ("fastapi", "openai", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 from llguidance import LLMatcher  # noqa: E402
+from support.grammar import chain, rules  # noqa: E402
 
 from hf_specdec.serving.requests import schema_places  # noqa: E402
 from hf_specdec.serving.requests.schema_places import place_in_schema  # noqa: E402
-from hf_specdec.serving.schema_limits import MOST_CHARACTERS, MOST_LEVELS, check_grammar, check_schema  # noqa: E402
 
 
 ENDS = {"max_tokens": 24, "generation_config": {"eos_token_id": 2, "do_sample": False}}
@@ -129,18 +129,6 @@ def test_what_is_wrong(client: TestClient, path: str, options: dict[str, Any], s
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, says)
 
 
-def chain(length: int, end: Any = None, **more: Any) -> dict[str, Any]:
-    """A schema whose definitions refer to the next one each: two levels for each."""
-    inner = {f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(length)}
-    return {"$defs": inner | {f"d{length}": end or {"type": "string"}}, "$ref": "#/$defs/d0"} | more
-
-
-def rules(number: int) -> str:
-    """A grammar whose rules are the next one each."""
-    names = ["x" + "".join(chr(ord(digit) + 49) for digit in str(one)) for one in range(number)]
-    return "start: " + "\n".join(f"{name}\n{name}: " for name in names) + '"a"\n'
-
-
 @pytest.mark.parametrize(
     "path, options, says",
     [
@@ -167,7 +155,7 @@ def rules(number: int) -> str:
         (
             "completions",
             {"structured_outputs": {"grammar": rules(3_000)}},
-            "`structured_outputs.grammar` cannot be followed: it has 3001 colons and brackets, but may have 1024.",
+            "`structured_outputs.grammar` cannot be followed: its rules and groups are within each other 3001 times",
         ),
         (
             "chat/completions",
@@ -181,37 +169,6 @@ def test_what_would_end_the_process(client: TestClient, path: str, options: dict
     body = {"chat/completions": CHAT, "completions": COMPLETION, "responses": {"input": "abc"}}[path]
     answer = client.post(f"/v1/{path}", json=body | options)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(says), answer.text
-
-
-def test_depth_of_schemas() -> None:
-    """Those in a circle are all within each other, others as deep as they are; all are where they have names."""
-    deepest = (MOST_LEVELS - 2) // 2
-    named = {
-        "$defs": {f"a{number}": {"$anchor": f"a{number}", "$ref": f"#a{number + 1}"} for number in range(MOST_LEVELS)}
-    }
-    wide = {f"p{number}": {"$ref": "#/$defs/d0"} for number in range(1000)}
-    right = [
-        *(True, {}, {"$ref": "#/nothing"}, {"$ref": 5}, {"properties": wide, "$defs": {"d0": {"type": "string"}}}),
-        *(chain(deepest), chain(50, {"$ref": "#/$defs/d0"}), chain(100, type="array", items=[{"$ref": "#/$defs/d1"}])),
-        {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/anyOf/1"}}]},
-    ]
-    wrong = [chain(deepest + 1), chain(deepest + 1, {"$ref": "#/$defs/d0"}), named | {"$ref": "#a0"}]
-    wrong.append(
-        {"anyOf": [chain(0)["$defs"]["d0"], {"items": {"$ref": "#/anyOf/2"}}, *chain(300)["$defs"].values()]}
-        | chain(300)
-    )
-    for schema in right:
-        check_schema(schema)
-    for schema in wrong:
-        with pytest.raises(ValueError, match="within each other"):
-            check_schema(schema)
-    with pytest.raises(ValueError, match="too large within each other"):  # each definition is in all before it
-        inner: dict[str, Any] = {"enum": [1] * 20_000}
-        for number in reversed(range(30)):
-            inner = {"b": inner, "$ref": "#/$defs/a" + "/b" * (number + 1)}
-        check_schema({"$defs": {"a": inner}, "$ref": "#/$defs/a"})
-    check_grammar('start: "a" | ("b" "c")+\n')
-    assert len(json.dumps(chain(deepest))) < MOST_CHARACTERS
 
 
 def test_what_is_large_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

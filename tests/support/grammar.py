@@ -55,6 +55,18 @@ def json_tokenizer() -> PreTrainedTokenizerFast:
     return _tokenizer_of(JSON_PIECES, pad_token="<pad>")
 
 
+def chain(length: int, end: Any = None, **more: Any) -> dict[str, Any]:
+    """A schema whose definitions refer to the next one each: two levels for each."""
+    inner = {f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(length)}
+    return {"$defs": inner | {f"d{length}": end or {"type": "string"}}, "$ref": "#/$defs/d0"} | more
+
+
+def rules(number: int, end: str = '"a"', form: str = "{}") -> str:
+    """A Lark grammar whose rules name the next one each, in a form."""
+    names = ["x" + "".join(chr(ord(digit) + 49) for digit in str(one)) for one in range(number)]
+    return "start: " + "".join(f"{form.format(name)}\n{name}: " for name in names) + f"{end}\n"
+
+
 class NaiveMask(LogitsProcessor):
     """The mask of a grammar, each time by a matcher that reads the whole text: a copy of one that has read nothing."""
 

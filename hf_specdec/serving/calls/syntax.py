@@ -11,6 +11,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from ...grammar import special_tokens
+from ...grammar.depths import check_grammar
 from ..schema_limits import check_schema
 from .forms import EXAMPLE, FORMS, Form, JsonForm, TagForm
 from .lark import Lark
@@ -141,6 +142,7 @@ class CallSyntax:
         try:
             check_schema(arguments_of(tool))
             grammars = [LLMatcher.grammar_from_json_schema(arguments_of(tool)), self.grammar([tool], is_one=True)]
+            check_grammar(grammars[1])
         except ValueError as error:
             return str(error)
         found = map(LLMatcher.validate_grammar_with_warnings, grammars)

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from ...grammar.depths import check_grammar
 from ..characters import cut
-from ..schema_limits import check_grammar, check_schema
+from ..schema_limits import check_schema
 from .checking import place_of
 from .kinds import Boolean, Closed, ListOf, Open, Text, kind_of, told, wrong_field
 from .parsing import json_of
@@ -117,8 +118,8 @@ class StructuredOutputs(Closed):
         try:
             schema = None if self.json_ is None else json_schema_of(self.json_)
             check_schema(schema)
-            check_grammar(self.grammar or "")
             grammar = self.as_grammar()
+            check_grammar(grammar)
         except ValueError as error:  # no JSON, no grammar, or too deep
             raise wrong_field(given[0], told_of(str(error))) from error
         _check(given[0], grammar, schema)
