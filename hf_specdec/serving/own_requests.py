@@ -121,6 +121,9 @@ class OwnRequests:
             RequestRefused: if it asks for what cannot be served; the message names the field.
         """
         found = checked(self._body, body, self.model_manager.facts)
+        body = {
+            name: value for name, value in body.items() if name not in LENGTHS or getattr(found, name, 0) is not None
+        }
         if body.get("tool_choice") == "none":
             body = {name: value for name, value in body.items() if name != "tools"}
         options = found.generation_config

@@ -293,6 +293,23 @@ def test_length_under_its_name_in_llama_cpp(client: TestClient, path: str) -> No
     assert reason == "`max_tokens=6` and `n_predict=3` differ. Leave one of them out."
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_no_limit(client: TestClient, path: str) -> None:
+    """-1, as llama.cpp's clients send it: the default."""
+    names = ["max_output_tokens"] if path == "responses" else ["max_tokens", "n_predict"]
+    names += ["max_completion_tokens"] if path == "chat/completions" else []
+    left_out = dict.fromkeys(names)
+    expected = text_of(ask(client, path, **left_out))
+    for name in names:
+        assert text_of(ask(client, path, **left_out | {name: -1})) == expected
+        short = ask(client, path, **left_out | {name: -1, "generation_config": {"max_new_tokens": 3}})
+        assert expected.startswith(text_of(short)) and text_of(short) != expected
+    if len(names) > 1:
+        assert text_of(ask(client, path, **left_out | {"max_tokens": 6, "n_predict": -1})) == text_of(
+            ask(client, path)
+        )
+
+
 def test_efforts_of_reasoning() -> None:
     """As in vLLM: a variable of the chat template, and a switch."""
     think = "{{ messages[0].content }}{% if enable_thinking %} think {{ reasoning_effort }}{% endif %}"

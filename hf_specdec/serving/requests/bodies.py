@@ -13,6 +13,7 @@ from .decoding import Decoding
 from .elsewhere import OfCompletions, OfConversations
 from .kinds import (
     LARGEST,
+    MOST_TOKENS,
     Boolean,
     Closed,
     Length,
@@ -96,6 +97,19 @@ LOGPROBS = "message.output_text.logprobs"
 Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
+NO_LIMIT = -1
+"""In requests of llama.cpp's clients, the most tokens of an answer of which the server says how long it is."""
+
+
+def _default_length(value: Any) -> Any:
+    return None if type(value) is int and value == NO_LIMIT else value
+
+
+MostNew = Annotated[
+    Length | None,
+    BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"enum": [NO_LIMIT, None]}]}),
+]
 LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
 """Names of the most tokens of an answer, in the three APIs and llama.cpp's; the first that a request has counts."""
 
@@ -166,8 +180,8 @@ class Shared(Decoding):
 class _Choices(Shared):
     """What chats and completions have."""
 
-    max_tokens: Length | None = None
-    n_predict: Length | None = None
+    max_tokens: MostNew = None
+    n_predict: MostNew = None
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
     n: Choices | None = None
@@ -225,7 +239,7 @@ class ChatBody(_Conversation, _Choices):
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     tools: ListOf[NestedTool] | None = None
-    max_completion_tokens: Length | None = None
+    max_completion_tokens: MostNew = None
     logprobs: Boolean | None = None
     reasoning_effort: Effort | None = None
     # Without effect.
@@ -282,7 +296,7 @@ class ResponseBody(_Conversation):
     input: Input
     instructions: Text | None = None
     tools: ListOf[ResponseTool] | None = None
-    max_output_tokens: Length | None = None
+    max_output_tokens: MostNew = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None

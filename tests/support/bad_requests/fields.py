@@ -63,7 +63,7 @@ _OF_CONVERSATIONS = {
     **dict.fromkeys(("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), "text"),
 }
 _OF_TEXTS = {
-    **dict.fromkeys(("max_tokens", "n_predict"), "length"),
+    **dict.fromkeys(("max_tokens", "n_predict"), "most new"),
     "stop": "stop",
     "n": "choices",
     "best_of": "other choices",
@@ -74,7 +74,7 @@ FIELDS: dict[str, dict[str, str]] = {
     CHAT: _OF_ALL
     | _OF_CONVERSATIONS
     | _OF_TEXTS
-    | {"max_completion_tokens": "length", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
+    | {"max_completion_tokens": "most new", "verbosity": "verbosity", "messages": "list", "logprobs": "boolean"}
     | {"reasoning_effort": "verbosity"},
     COMPLETION: _OF_ALL | _OF_TEXTS | {"prompt": "prompt", "logprobs": "best tokens"},
     RESPONSE: _OF_ALL
@@ -82,7 +82,7 @@ FIELDS: dict[str, dict[str, str]] = {
     | {
         "input": "input",
         "instructions": "text",
-        "max_output_tokens": "length",
+        "max_output_tokens": "most new",
         "text": "text options",
         "include": "included",
         "reasoning": "reasoning",

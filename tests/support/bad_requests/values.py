@@ -35,6 +35,7 @@ WRONG: dict[str, list[Any]] = {
     "list": [5, LONG, {}, True, 1.5],
     "best tokens": [-1, 21, 2.5, "3", True, {}, [3], HUGE],
     "included": [5, "a", {}, True, [5], ["a"], [None], ["web_search_call.results"]],
+    "most new": [0, -2, -1.0, 2.5, "5", True, {}, 2**31, HUGE],
     "length": [0, -1, 2.5, "5", True, {}, 2**31, HUGE],
     "count": [-1, 2.5, "5", True, [], 2**31, HUGE],
     "n-gram size": [-1, 65, 10**9, 2.5, "3", True, HUGE],
