@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from ..loading import DTYPES, load_target
+from ..loading import DTYPES
 from .environment import cpu
 
 
 MEASURED = ("bfloat16", "float32")
-"""Names of the dtypes that are compared. float32 is last: the checkpoint has been read by then."""
+"""Names of the dtypes that are compared. float32 is last: few CPUs are slower in it, and texts are compared in it."""
 NODES = 10
 """Tokens of a forward that checks a tree of the usual size on a CPU."""
 TOKENS_A_STEP = 2.5
@@ -47,20 +47,37 @@ class ForwardTimes:
         return min(self.one, self.several / TOKENS_A_STEP)
 
 
-def measure(target: str | None) -> list[ForwardTimes]:
+Load = Callable[[torch.dtype], PreTrainedModel]
+"""Loads a model on the CPU in a dtype."""
+
+
+def measure(load: Load) -> tuple[PreTrainedModel, list[ForwardTimes]]:
     """
-    Times a model's forwards on the CPU in each of `MEASURED`. It is in memory in one dtype at a time.
-
-    Args:
-        target (`str`, *optional*): Hub id or folder; SmolLM2-135M-Instruct if None.
-
-    Raises:
-        ImportError, OSError, ValueError: if no model can be read.
+    Times a model's forwards in each of `MEASURED`, and returns it in the last. It is in memory in one dtype at a time.
     """
-    return [times_of(load_target(target, DTYPES[name], "cpu"), name) for name in MEASURED]
+    times: list[ForwardTimes] = []
+    for name in MEASURED:
+        model = None  # frees its memory
+        model = load(DTYPES[name])
+        times.append(times_of(model, name))
+    return model, times
 
 
-@torch.inference_mode()
+def load_fastest(load: Load, tell: Callable[[str], None]) -> tuple[PreTrainedModel, str]:
+    """
+    A model in the dtype that its forwards are fastest in, and that dtype's name. It is loaded once for each dtype, and
+    once more only for another than the last. `tell` is called with a line about the times.
+    """
+    model, times = measure(load)
+    tell(describe(times))
+    name = fastest(times)
+    if name != MEASURED[-1]:
+        del model
+        model = load(DTYPES[name])
+    return model, name
+
+
+@torch.no_grad()  # and not in inference mode: the model keeps what it computes once
 def times_of(model: PreTrainedModel, dtype: str) -> ForwardTimes:
     """Times forwards of a model that is in this dtype."""
     one, several = (_shortest(model, num_tokens) for num_tokens in (1, NODES))

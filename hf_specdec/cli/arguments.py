@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedModel
 
 from .. import loading
 from ..benchmarking import dtypes
@@ -42,24 +44,28 @@ def checked_device(device: str | None) -> str:
     return device
 
 
-def checked_dtype(dtype: str | None, device: str, hint: str | None = None, target: str | None = None) -> str:
-    """
-    The dtype given on the command line; by default float32 on a CPU, else bfloat16.
-
-    With `hint`, the parameter of the `target`, it may be `auto`: on a CPU the faster of two, by forwards of the target
-    that are timed, and a line on stderr says so.
-    """
-    if dtype == "auto" and hint is not None and device == "cpu":
-        times = or_bad_parameter(hint, dtypes.measure, target)
-        typer.echo(dtypes.describe(times), err=True)
-        return dtypes.fastest(times)
-    if dtype == "auto" and hint is not None:
+def checked_dtype(dtype: str | None, device: str, *, may_be_auto: bool = False) -> str:
+    """The dtype given on the command line, by default float32 on a CPU, else bfloat16; on a CPU it may be `auto`."""
+    if dtype == "auto" and may_be_auto:
+        if device == "cpu":
+            return dtype
         dtype = None
     dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
     if dtype not in loading.DTYPES:
-        auto = "" if hint is None else ", auto"
+        auto = ", auto" if may_be_auto else ""
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}{auto}.", param_hint="--dtype")
     return dtype
+
+
+def load_in(dtype: str, device: str, target: str | None, hint: str) -> tuple[PreTrainedModel, str]:
+    """
+    The target, a parameter called `hint`, in a dtype, and the dtype's name. `auto`: on a CPU the faster of two, by
+    forwards of the target that are timed, and a line on stderr says so.
+    """
+    load = partial(loading.load_target, target, device=device)
+    if dtype == "auto":
+        return or_bad_parameter(hint, dtypes.load_fastest, load, partial(typer.echo, err=True))
+    return or_bad_parameter(hint, load, loading.DTYPES[dtype]), dtype
 
 
 def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int | None) -> list[prompt_sets.Prompt]:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +23,8 @@ from transformers.utils import logging
 from .. import loading
 from ..benchmarking import bench as benchmark
 from ..benchmarking import contenders as ways
+from ..benchmarking import dtypes, suites
 from ..benchmarking import prompts as prompt_sets
-from ..benchmarking import suites
 from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
 from ..benchmarking.tables import differences_table, suite_table, table
@@ -109,6 +109,14 @@ def bench(
     _check_plot(plot)
     for text in tree or ():
         or_bad_parameter("--tree", parse_tree, text)
+    dtype, loaded = checked_dtype(dtype, device, may_be_auto=True), list[PreTrainedModel]()
+    if dtype == "auto":
+        load = partial(loading.load_target, target, device=device)
+        model, times = or_bad_parameter("TARGET", dtypes.measure, load)
+        typer.echo(dtypes.describe(times), err=True)
+        dtype = dtypes.fastest(times)
+        loaded.append(model)
+        del model
     request = Request(
         target=target,
         draft=draft,
@@ -123,7 +131,8 @@ def bench(
             rounds=rounds,
             seed=seed,
         ),
-        dtype=checked_dtype(dtype, device, "TARGET", target),
+        dtype=dtype,
+        loaded=loaded,
     )
     with progress_bar() as progress:
         report = request.measure(progress, gate=gate, profile=profile)
@@ -145,6 +154,8 @@ class Request:
     texts: list[prompt_sets.Prompt]
     suite: str | None = None
     method: benchmark.Method
+    loaded: list[PreTrainedModel] = field(default_factory=list)
+    """The target in float32, if it has been loaded: the first use takes it out."""
 
     def measure(self, progress: Progress, *, gate: bool, profile: Path | None) -> benchmark.Report:
         """Compares texts in float32 if `gate`, then times the contenders unless a text differs."""
@@ -181,7 +192,10 @@ class Request:
         `typer.BadParameter` early.
         """
         place = loading.DTYPES[dtype], self.device
-        model = or_bad_parameter("TARGET", loading.load_target, self.target, *place)
+        model = self.loaded.pop() if self.loaded else None
+        if model is None or dtype != "float32":
+            model = None  # frees its memory
+            model = or_bad_parameter("TARGET", loading.load_target, self.target, *place)
         draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, *place, model, tokenizer)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
         ours = ways.speculative_with_all(draft, self.trees)

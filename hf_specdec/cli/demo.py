@@ -18,9 +18,9 @@ import hf_specdec
 from ..benchmarking.contenders import GREEDY
 from ..benchmarking.equality import first_difference
 from ..benchmarking.prompts import encode_turns
-from ..loading import DTYPES, WORDS, check_place, load_draft_to, load_target, load_tokenizer
+from ..loading import DTYPES, WORDS, check_place, load_draft_to, load_tokenizer
 from ..trees.text import parse_tree
-from .arguments import checked_device, checked_dtype, or_bad_parameter, say_how_it_drafts
+from .arguments import checked_device, checked_dtype, load_in, or_bad_parameter, say_how_it_drafts
 from .options import DeviceOption, DraftOption, TargetOption, TreeOption
 from .printed_text import PrintedText
 
@@ -85,8 +85,8 @@ def demo(
     or_bad_parameter("--draft", check_place, None if draft in WORDS else draft)
     logging.disable_progress_bar()
     console = Console()
-    dtype = checked_dtype(dtype or ("auto" if device == "cpu" else "float32"), device, "--target", target)
-    model = or_bad_parameter("--target", load_target, target, DTYPES[dtype], device)
+    dtype = checked_dtype(dtype or ("auto" if device == "cpu" else "float32"), device, may_be_auto=True)
+    model, dtype = load_in(dtype, device, target, "--target")
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
     assistant = or_bad_parameter("--draft", load_draft_to, draft, DTYPES[dtype], device, model, tokenizer)
     say_how_it_drafts(assistant)

@@ -155,7 +155,7 @@ def serve(
             draft=draft,
             speculative_config=config,
             device=device,
-            dtype=checked_dtype(dtype, device, "TARGET", target),
+            dtype=checked_dtype(dtype, device, may_be_auto=True),
             device_map=device_map,
             max_requests=max_requests,
             max_batch_tokens=max_batch_tokens,

@@ -23,6 +23,7 @@ from .arguments import (
     checked_device,
     checked_dtype,
     checked_prompts,
+    load_in,
     or_bad_parameter,
     progress_bar,
     say_how_it_drafts,
@@ -60,8 +61,7 @@ def tune(
         torch.set_num_threads(threads)
     texts = checked_prompts(prompts, task, num_prompts)
     logging.disable_progress_bar()
-    dtype = checked_dtype(dtype, device, "TARGET", target)
-    model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
+    model, dtype = load_in(checked_dtype(dtype, device, may_be_auto=True), device, target, "TARGET")
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     assistant = or_bad_parameter(
         "--draft", loading.load_draft_to, draft, loading.DTYPES[dtype], device, model, tokenizer

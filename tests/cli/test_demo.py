@@ -13,6 +13,7 @@ from support.benchmarking import HEAD
 from support.goldens import TINY_TARGET
 from typer.testing import CliRunner
 
+from hf_specdec import loading
 from hf_specdec.benchmarking import dtypes, environment
 from hf_specdec.benchmarking.dtypes import ForwardTimes
 from hf_specdec.cli import build_app
@@ -69,12 +70,12 @@ def test_the_dtype_of_a_cpu_is_measured_unless_it_is_given(
     )
     made: list[torch.dtype] = []
     monkeypatch.setattr(
-        cli_demo, "load_target", lambda name, dtype, device: made.append(dtype) or load_target(name, dtype, device)
+        loading, "load_target", lambda name, dtype, device: made.append(dtype) or load_target(name, dtype, device)
     )
     words = () if dtype is None else ("--dtype", dtype)
     code, output = run("demo", *TINY, *words, "--max-new-tokens", "8")
     assert code == 0, output
-    assert made == [torch.bfloat16]
+    assert made == [*([torch.bfloat16, torch.float32] if has else []), torch.bfloat16]
     assert ("forwards of 1 and 10 tokens take 2 and 9 ms in bfloat16, 4 and 9 ms in float32." in output) == has
     assert (f"{environment.cpu()}, " in output) == has and ("Taken: bfloat16." in output) == has
 

@@ -21,7 +21,7 @@ class EngineOptions:
         target (`str`, *optional*), draft (`str`): target and draft, as in `hf-specdec serve`.
         speculative_config (`SpeculativeConfig`): how requests speculate.
         device (`str`): device of the models.
-        dtype (`str`): name of the models' dtype, a key of `loading.DTYPES`.
+        dtype (`str`): name of the models' dtype, a key of `loading.DTYPES`; on a CPU also `auto`.
         device_map (`str`, *optional*): accelerate's device map for the target, in place of `device`.
         max_requests (`int`, *optional*), max_batch_tokens (`int`, *optional*), num_blocks (`int`, *optional*),
             max_queue_size (`int`): limits of the manager (`max_batch_tokens` is `Limits.chunk_size`); by default those

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
+from ...benchmarking.dtypes import load_fastest
 from ...compiling.kept import KeptCode
 from ...compiling.preparation import prepare_compiler
 from ...models.modules import num_parameters_of
@@ -72,15 +74,18 @@ def load(
     Raises:
         StartError: if a model or the tokenizer cannot be loaded, or the models do not fit together.
     """
-    dtype = loading.DTYPES[options.dtype]
-    place = dtype, options.device, options.device_map
+    place = {"device": options.device, "device_map": options.device_map, "with_images": options.with_images}
+    load_target, dtype = partial(loading.load_target, options.target, **place), options.dtype
     tell(f"Loading the model {options.target or loading.SMOLLM2}.")
-    target = _loaded("TARGET", loading.load_target, options.target, *place, options.with_images)
+    if dtype == "auto":
+        target, dtype = _loaded("TARGET", load_fastest, load_target, tell)
+    else:
+        target = _loaded("TARGET", load_target, loading.DTYPES[dtype])
     _loaded("--lora", loading.load_adapters, target, options.adapters)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
     tell(f"Loading the draft {options.draft}.")
-    place_of_draft = str(execution_device(target))
-    draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, place_of_draft, target, tokenizer)
+    place_of_draft = loading.DTYPES[dtype], str(execution_device(target))
+    draft = _loaded("--draft", loading.load_draft_to, options.draft, *place_of_draft, target, tokenizer)
     defaults = Limits.of(None, target.device, num_parameters_of(target))
     limits = Limits(
         num_blocks=options.num_blocks,
