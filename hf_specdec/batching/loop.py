@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -62,7 +63,9 @@ class RequestLoop:
         """Called once when the thread starts, before it takes requests, such as a warm-up."""
         self.is_preparing = False
         """Whether `prepare` runs at present."""
-        self.use_spare_time: Callable[[], bool] = lambda: False
+        self.use_spare_time: Callable[[float], bool] = lambda seconds: False
+        self._seconds = 0.0
+        """Seconds of steps since it was called last."""
         """Called between steps, and while there are no requests as long as it returns True: that it did something."""
         self.pauses = Pauses()
         """Pauses, during which the thread leaves the models to other threads."""
@@ -271,14 +274,20 @@ class RequestLoop:
         if self._is_to_end or self.engine.target.adapters.is_stale:
             return False
         if self.engine.scheduler.has_work:
+            began = time.perf_counter()
             self._requests.step()
+            self._seconds += time.perf_counter() - began
             if not self.engine.scheduler.has_work:
                 self._requests.deliver()
             elif not self.inbox.news.is_set():
-                self.use_spare_time()
-        elif self._stops is None and not self.inbox.news.wait(SECONDS_OF_REST) and not self.use_spare_time():
+                self._use_spare_time()
+        elif self._stops is None and not self.inbox.news.wait(SECONDS_OF_REST) and not self._use_spare_time():
             self.inbox.news.wait()
         return True
+
+    def _use_spare_time(self) -> bool:
+        seconds, self._seconds = self._seconds, 0.0
+        return self.use_spare_time(seconds)
 
     def fail_all(self, error: str) -> None:
         """Ends all open requests with an error; to be called by the loop's thread."""

@@ -40,7 +40,8 @@ class WarmUp:
         new_requests (`Callable`): makes dummy requests that end after some steps; takes their number and `do_sample`.
         goes_on (`Callable`, *optional*): called before every capture of the first part, which ends when it returns
             False.
-        at_once (`bool`): whether the first part has all graphs, and nothing is left for spare time.
+        at_once (`bool`): whether the first part has all graphs, and nothing is left for spare time; so it is if ranks
+            run a target together, which would have spare time at different times.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class WarmUp:
         goes_on: Callable[[], bool] = lambda: True,
         at_once: bool = False,
     ):
-        self._engine, self._new_requests, self._goes_on, self._at_once = engine, new_requests, goes_on, at_once
+        self._engine, self._new_requests, self._goes_on = engine, new_requests, goes_on
+        self._at_once = at_once or engine.ranks.are_several
         self._left: list[Ahead] = []
         self._plan: list[Ahead] = []
         """All graphs that are planned, also those that have been captured."""
@@ -59,8 +61,6 @@ class WarmUp:
         """For captures for which open requests wait: a share of the time of steps since the first part."""
         self._recent = deque[float](maxlen=NUM_RECENT)
         """Seconds of the last captures."""
-        self._busy_since: float | None = None
-        """When the steps of open requests were counted last; None while there are none."""
 
     @property
     def num_left(self) -> int:
@@ -135,9 +135,10 @@ class WarmUp:
         if ahead.is_there(steps):
             return
         try:
-            began = time.perf_counter()
+            began, compiles_for_all = time.perf_counter(), steps.compiles and not steps.num_captures
             self._take_times(ahead, ahead.capture(steps))
-            self._recent.append(time.perf_counter() - began)
+            if not compiles_for_all:
+                self._recent.append(time.perf_counter() - began)
         except Exception as error:  # for whatever reason: requests run in other graphs, or by the host
             compiled = steps.compiles
             steps.note_failure(error, compiled, isinstance(ahead, StepAhead))
@@ -151,17 +152,20 @@ class WarmUp:
 
     # ---------------------------------------------------------------------------------------------------- spare time
 
-    def use_spare_time(self) -> bool:
+    def use_spare_time(self, seconds: float) -> bool:
         """
         Captures one graph, if there is time for it: no request waits for its first token, and those that are open have
         waited little for captures. Returns whether it did. If a capture fails, it is the last one: the graphs that
         there are go on serving.
+
+        Args:
+            seconds (`float`): seconds that steps have taken since the last call.
         """
-        self._count_time()
+        self._beside_requests.time += seconds
         ahead = self._next()
         if ahead is None:
             return False
-        engine, began = self._engine, time.perf_counter()
+        engine, began, is_idle = self._engine, time.perf_counter(), not self._engine.scheduler.has_work
         try:
             self._take_times(ahead, ahead.capture(engine.device_steps))
             self._left = [one for one in self._left if not one.is_there(engine.device_steps)]
@@ -175,9 +179,8 @@ class WarmUp:
             )
         engine.last_end = None  # the next step is no measure
         self._recent.append(time.perf_counter() - began)
-        if self._busy_since is not None:
+        if not is_idle:
             self._beside_requests.spent_on_trials += self._recent[-1]
-            self._busy_since = time.perf_counter()
         if not self._left:
             engine.choices.autos.end_warm_up(are_all_timed=True)
         return True
@@ -185,8 +188,8 @@ class WarmUp:
     def _next(self) -> Ahead | None:
         """What to capture now: what requests have wanted most, or else the next of the plan."""
         engine, steps = self._engine, self._engine.device_steps
-        if self._at_once or not steps.works or not steps.stored.are_ahead or engine.ranks.are_several:
-            return None  # ranks would capture at different times
+        if self._at_once or not steps.works or not steps.stored.are_ahead:
+            return None
         if engine.scheduler.has_work and not self._may_wait:
             return None
         if self._num_drops != steps.num_drops:  # weights have moved, or there are other adapters
@@ -207,13 +210,6 @@ class WarmUp:
         budget = self._beside_requests
         budget.cost = max(self._recent, default=self._engine.device_steps.budget.cost)
         return budget.allows()
-
-    def _count_time(self) -> None:
-        """Counts the time since the last call if requests were open: captures beside them are paid by no idle time."""
-        now = time.perf_counter()
-        if self._busy_since is not None:
-            self._beside_requests.time += now - self._busy_since
-        self._busy_since = now if self._engine.scheduler.has_work else None
 
     def _wanted(self) -> Iterator[Ahead]:
         """What requests had to do without, have wanted often, and can have."""

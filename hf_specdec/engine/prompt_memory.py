@@ -113,7 +113,8 @@ def _make_workspaces(device: torch.device, dtype: torch.dtype) -> None:
     Lets the libraries for matrix products allocate what they keep for a stream, which is no prompt's: on Hopper cuBLAS
     takes 32 MiB at the first product, and cuBLASLt, for those with a bias, as much again.
     """
-    rows = torch.zeros(16, 16, dtype=dtype, device=device)
+    known = dtype if dtype in (torch.float32, torch.float16) else torch.bfloat16
+    rows = torch.zeros(16, 16, dtype=known, device=device)
     torch.addmm(rows[0], rows, rows)
     torch.mm(rows, rows)
 

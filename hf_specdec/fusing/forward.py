@@ -45,6 +45,10 @@ class FusedForward:
     def __init__(self, module: nn.Module, fused: Fused):
         self._module, self._fused, self.calls = module, fused, 0
 
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether it stands in this module, and not in a shallow copy."""
+        return self._module is module
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or not here.depth or torch.is_grad_enabled():
             return type(self._module).forward(self._module, *args, **options)

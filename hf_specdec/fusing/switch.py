@@ -46,9 +46,10 @@ def own_layers(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     with _changed:
-        _changed.wait_for(lambda: here.depth > 0 or not any(map(_is_fused, modules)))
-        _compiled.update(map(id, modules))
+        _compiled.update(map(id, modules))  # from now on, no forward of another thread fuses them
     try:
+        with _changed:
+            _changed.wait_for(lambda: here.depth > 0 or not any(map(_is_fused, modules)))
         yield
     finally:
         with _changed:
@@ -59,7 +60,8 @@ def own_layers(model: nn.Module) -> Iterator[None]:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    return isinstance(vars(module).get("forward"), FusedForward)
+    forward = vars(module).get("forward")
+    return isinstance(forward, FusedForward) and forward.is_of(module) and forward.calls > 0
 
 
 @contextmanager

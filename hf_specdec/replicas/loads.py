@@ -12,43 +12,56 @@ class Loads:
     """
     Counts open requests by replica. A request counts from when a replica is chosen for it, since others are chosen
     before it arrives: of many that come at once all would go to the replica that was the idlest before.
+
+    A request (`key`) may be refused by a replica that is full: Ray Serve then says that it has ended there, and a
+    replica is chosen for it again. One that is given up, and so garbage, counts no longer.
     """
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
-        self._chosen: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._chosen: dict[str, tuple[weakref.ref[Any], str]] = {}
+        self._at: dict[str, str] = {}
+        self._ended: set[str] = set()
+        """Requests of `_chosen` of which the end has come first."""
 
     def of(self, names: Iterable[str]) -> dict[str, int]:
         """Open requests of some replicas."""
         return {name: self._open[name] for name in names}
 
-    def choose(self, request: Any, name: str) -> None:
-        """A request is to go to a replica; in place of the one chosen for it before, if there was one."""
-        self.withdraw(request)
-        key = id(request)
-        self._chosen[key] = weakref.ref(request, lambda _: self._drop(key)), name
+    def choose(self, key: str, request: Any, name: str) -> None:
+        """A request, an object, is to go to a replica; in place of the one chosen for it before, if there was one."""
+        self.withdraw(key)
+        self._chosen[key] = weakref.ref(request, lambda _: self.withdraw(key)), name
         self._open[name] += 1
 
-    def withdraw(self, request: Any) -> None:
-        """A request goes to no replica for now. One that is given up, and so garbage, is withdrawn by itself."""
-        self._drop(id(request))
+    def withdraw(self, key: str) -> None:
+        """A request goes to no replica for now."""
+        _, name = self._chosen.pop(key, (None, None))
+        self._ended.discard(key)
+        if name is not None:
+            self._open[name] -= 1
 
-    def route(self, request: Any, name: str) -> None:
+    def route(self, key: str, name: str) -> None:
         """A request has arrived at a replica."""
-        self.withdraw(request)
-        self._open[name] += 1
+        has_ended = key in self._ended
+        self.withdraw(key)
+        if not has_ended:
+            self._at[key] = name
+            self._open[name] += 1
 
-    def complete(self, name: str) -> None:
-        """A request of a replica has ended."""
-        self._open[name] -= 1
+    def complete(self, key: str, name: str) -> None:
+        """A request of a replica has ended, or was refused by it."""
+        if self._at.get(key) == name:
+            del self._at[key]
+            self._open[name] -= 1
+        elif key in self._chosen:
+            self._ended.add(key)
 
     def forget(self, name: str) -> None:
         """A replica is no more."""
-        for key in [key for key, (_, chosen) in self._chosen.items() if chosen == name]:
-            del self._chosen[key]
+        for key, (_, chosen) in list(self._chosen.items()):
+            if chosen == name:
+                self.withdraw(key)
+        for key in [key for key, at in self._at.items() if at == name]:
+            del self._at[key]
         del self._open[name]
-
-    def _drop(self, key: int) -> None:
-        _, name = self._chosen.pop(key, (None, None))
-        if name is not None:
-            self._open[name] -= 1

@@ -31,23 +31,28 @@ class PrefixRouter(RequestRouter):
         if pending_request is None:
             return [candidate_replicas]
         by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
-        self._loads.withdraw(pending_request)  # it may have been chosen for, and the replica was full
+        key = _key(pending_request)
+        self._loads.withdraw(key)  # it may have been chosen for, and the replica was full
         ranked = self._table.ranked(pending_request.args[0], self._loads.of(by_name))
         if ranked:
-            self._loads.choose(pending_request, ranked[0])
+            self._loads.choose(key, pending_request, ranked[0])
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._loads.route(pending_request, _name(replica_id))
+        self._loads.route(_key(pending_request), _name(replica_id))
         self._table.add(pending_request.args[0], _name(replica_id))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._loads.complete(_name(replica_id))
+        self._loads.complete(internal_request_id, _name(replica_id))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._table.forget(_name(replica_id))
         self._loads.forget(_name(replica_id))
+
+
+def _key(request: PendingRequest) -> str:
+    return request.metadata.internal_request_id
 
 
 def _name(replica: ReplicaID) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def no_spare_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming_up.WarmUp, "use_spare_time", lambda self: False)
+    monkeypatch.setattr(warming_up.WarmUp, "use_spare_time", lambda self, seconds: False)
 
 
 def warm_manager(target: Any, draft: Any, tree: Any = CHAIN, most: int = 4, **options: Any) -> Any:
@@ -193,47 +194,48 @@ def test_nothing_is_captured_while_requests_cannot_wait(reason: str) -> None:
     assert warm_up._may_wait
 
 
-def test_idle_time_earns_no_captures_beside_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundredth of the time of steps is for captures, and each is expected to take as long as the longest did."""
+def test_captures_beside_requests_are_few() -> None:
+    """A hundredth of the time of steps is for them, and each is expected to take as long as the longest did."""
     target = copy.deepcopy(the_target()).float()
     manager = target.init_continuous_batching(
         assistant_model=a_head(None).float(), tree=CHAIN, continuous_batching_config=limits(400)
     )
-    scheduler, now = manager.engine.scheduler, 0.0
     warm_up = warming_up.WarmUp(manager.engine, manager._admission.dummy_requests)
-    monkeypatch.setattr(warming_up, "time", SimpleNamespace(perf_counter=lambda: now))
-    manager.engine.device_steps.stored.rely_on_larger()
     requests = manager._admission.dummy_requests(1, False)
     requests[0].status = RequestStatus.DECODING
-
-    def may_wait(seconds: float, is_open: bool) -> bool:
-        """After so many seconds, at whose end a request is open."""
-        nonlocal now
-        now += seconds
-        scheduler.active = requests if is_open else []
-        assert not warm_up.use_spare_time()  # nothing is left to capture
-        return warm_up._may_wait
-
-    assert not may_wait(1e6, is_open=True)  # the server was idle
+    manager.engine.scheduler.active = requests
     warm_up._recent.extend([0.2, 1.6, 0.1])
-    assert not may_wait(150.0, is_open=True)
-    assert may_wait(15.0, is_open=True)
+    for seconds, may_wait in ((150.0, False), (15.0, True)):
+        assert not warm_up.use_spare_time(seconds)  # nothing is left to capture
+        assert warm_up._may_wait == may_wait
     warm_up._beside_requests.spent_on_trials += 1.6
-    assert not may_wait(100.0, is_open=False) and not may_wait(1e6, is_open=True)
+    assert not warm_up.use_spare_time(100.0) and not warm_up._may_wait
 
 
-def test_ranks_capture_nothing_in_spare_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would do so at a time of its own, and wait for the others."""
-    target = copy.deepcopy(the_target()).float()
-    manager = warm_manager(target, a_head(None).float())
-    engine, wanted = manager.engine, PromptsAhead.__new__(PromptsAhead)
-    warm_up = warming_up.WarmUp(engine, manager._admission.dummy_requests)
-    engine.device_steps.works = True
-    engine.device_steps.stored.rely_on_larger()
-    monkeypatch.setattr(warm_up, "_wanted", lambda: iter([wanted]))
-    assert warm_up._next() is wanted
-    monkeypatch.setattr(engine, "ranks", SimpleNamespace(are_several=True))
-    assert warm_up._next() is None
+@pytest.mark.usefixtures("few_trees")
+def test_idle_time_is_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither between loads nor in a pause: an idle server would capture much beside its next load."""
+    told: list[float] = []
+    monkeypatch.setattr(warming_up.WarmUp, "use_spare_time", lambda self, seconds: told.append(seconds) or False)
+    manager = warm_manager(copy.deepcopy(the_target()).float(), a_head(None).float())
+    with manager:
+        wait_until(lambda: manager.is_warm)
+        began, steps = time.perf_counter(), 0.0
+        for _ in range(3):
+            start = time.perf_counter()
+            run_load(manager, small_prompts((9, 3)), max_new_tokens=8)
+            steps += time.perf_counter() - start
+            time.sleep(0.3)
+        assert 0.0 < sum(told) <= steps < time.perf_counter() - began - 0.9
+
+
+def test_ranks_capture_everything_first() -> None:
+    """Each would have spare time of its own, and wait for the others."""
+    manager = warm_manager(copy.deepcopy(the_target()).float(), a_head(None).float())
+    engine = manager.engine
+    for are_several in (False, True):
+        engine.ranks = SimpleNamespace(are_several=are_several)
+        assert warming_up.WarmUp(engine, manager._admission.dummy_requests)._at_once == are_several
 
 
 def test_a_capture_that_fails_in_spare_time_is_the_last(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:

@@ -28,17 +28,19 @@ class RowBuffer:
         shapes = {**moving, **fixed}
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         is_cuda = device.type == "cuda"
-        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, device="cpu", pin_memory=is_cuda)
+        # Kernels are compiled apart for addresses that are no multiples of 16 bytes: two places.
+        room = {name: size + size % 2 for name, size in sizes.items()}
+        self._staged = torch.zeros(sum(room.values()), dtype=torch.long, device="cpu", pin_memory=is_cuda)
         self._on_device = torch.zeros_like(self._staged, device=device)
         self._was_copied = torch.cuda.Event() if is_cuda else None
-        self._first_fixed = sum(sizes[name] for name in moving)
+        self._first_fixed = sum(room[name] for name in moving)
         self.host: dict[str, np.ndarray] = {}
         """The staged values, which may be written after `wait`."""
         self.device: dict[str, torch.Tensor] = {}
         """The values on the device, at fixed addresses."""
         start = 0
         for name, shape in shapes.items():
-            part, dtype = slice(start, start + sizes[name]), dtypes.get(name, torch.long)
+            part, dtype = slice(start, start + room[name]), dtypes.get(name, torch.long)
             # Half of a float32's place is not used: all values lie in one buffer of int64.
             self.host[name] = self._staged[part].view(dtype)[: sizes[name]].view(shape).numpy()
             self.device[name] = self._on_device[part].view(dtype)[: sizes[name]].view(shape)

@@ -74,8 +74,14 @@ def load(
     Raises:
         StartError: if a model or the tokenizer cannot be loaded, or the models do not fit together.
     """
-    place = {"device": options.device, "device_map": options.device_map, "with_images": options.with_images}
-    load_target, dtype = partial(loading.load_target, options.target, **place), options.dtype
+    load_target = partial(
+        loading.load_target,
+        options.target,
+        device=options.device,
+        device_map=options.device_map,
+        with_images=options.with_images,
+    )
+    dtype = options.dtype
     tell(f"Loading the model {options.target or loading.SMOLLM2}.")
     if dtype == "auto":
         target, dtype = _loaded("TARGET", load_fastest, load_target, tell)

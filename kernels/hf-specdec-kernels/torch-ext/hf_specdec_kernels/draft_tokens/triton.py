@@ -212,7 +212,8 @@ def _launch(
     candidates = (batch * queries, parts, count)
     best_candidates = logits if best is None else logits.new_empty(candidates, dtype=torch.int64)
     drawn_candidates = logits if drawn is None else logits.new_empty(candidates, dtype=torch.int64)
-    highest, totals = logits.new_empty(2, *candidates[:2], dtype=torch.float32)
+    # Each of its own: code for addresses that are no multiples of 16 bytes is compiled apart.
+    highest, totals = (logits.new_empty(candidates[:2], dtype=torch.float32) for _ in range(2))
     heat = logits if temperature is None else temperature.contiguous()
     flags = {"BEST": best is not None, "DRAWN": drawn is not None, "TEMPERED": temperature is not None}
     strides = (0, 0) if positions is None else positions.expand(batch, queries).stride()

@@ -307,7 +307,8 @@ def launch_tree_attention(
     if num_splits > 1:
         shares = (num_splits, batch, kv_heads, pairs)
         partial = query.new_empty(*shares, value_dim, dtype=torch.float32)
-        partial_highest, partial_total = query.new_empty(2, *shares, dtype=torch.float32)
+        # Each of its own: code for addresses that are no multiples of 16 bytes is compiled apart.
+        partial_highest, partial_total = (query.new_empty(shares, dtype=torch.float32) for _ in range(2))
     lengths, first_slots, sinks, block_tables = (
         tensor if tensor is None else tensor.contiguous() for tensor in (lengths, first_slots, sinks, block_tables)
     )
