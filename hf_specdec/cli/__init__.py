@@ -22,6 +22,9 @@ def main() -> None:
     missing = [package for package in ("typer", "rich") if importlib.util.find_spec(package) is None]
     if missing:
         sys.exit(f"hf-specdec needs {' and '.join(missing)}. Install with `pip install 'hf-specdec[demo]'`.")
+    from ..serving.termination import leave_no_semaphore
+
+    leave_no_semaphore()
     build_app(*set(sys.argv[1:2]).intersection(COMMANDS))()
 
 

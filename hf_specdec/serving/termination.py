@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that what is to be done on the way out is done."""
+"""Processes that signals end: SIGTERM as an exception, for what is to be done on the way out, and nothing left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ class _Terminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
+
+
+def leave_no_semaphore() -> None:
+    """
+    Lets the progress bars of this process share a lock of its own. By default tqdm makes one for several processes,
+    whose semaphore is left where a signal ends the process; Python's resource tracker then warns of it.
+    """
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
 
 
 @contextmanager

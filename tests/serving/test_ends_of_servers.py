@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import re
@@ -16,14 +17,20 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tqdm
 from support.goldens import TINY_TARGET
 from support.servers import FORKED
 
-from hf_specdec import NgramDraft
+from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec.cli import main
 from hf_specdec.serving.engine import start as engine_start
+from hf_specdec.serving.engine.messages import NotServed
+from hf_specdec.serving.engine.options import EngineOptions
+from hf_specdec.serving.engine.process import run
 
 
 def has_ended(process_id: int, seconds: float = 20.0) -> bool:
@@ -41,8 +48,6 @@ def has_ended(process_id: int, seconds: float = 20.0) -> bool:
 
 def serve(log: Path, forks: bool, before: Callable[[], None]) -> None:
     """Runs `hf-specdec serve` in this process, a fork of the tests', in a process group of its own."""
-    from hf_specdec.cli import main
-
     os.setsid()
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
@@ -138,6 +143,26 @@ def test_a_server_that_is_killed_while_its_engine_loads(tmp_path: Path) -> None:
     server.kill()
     server.wait()
     assert has_ended(engine)
+
+
+@pytest.mark.parametrize("name", ["command line", "engine"])
+def test_progress_bars_leave_no_semaphore(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's resource tracker would warn of it where a signal ends the process, as that of an engine that loads."""
+    monkeypatch.delattr(tqdm.std.TqdmDefaultWriteLock, "mp_lock", raising=False)
+    monkeypatch.setattr(tqdm.std.tqdm, "_lock", None, raising=False)
+    monkeypatch.delattr(tqdm.std.tqdm, "_lock")
+    monkeypatch.setattr(multiprocessing, "RLock", lambda: pytest.fail("a semaphore"))
+    if name == "engine":
+        sent: list[Any] = []
+        options = EngineOptions("no/where/at/all", "ngram", SpeculativeConfig(), "cpu", "float32")
+        run(options, SimpleNamespace(send=sent.append))
+        assert isinstance(sent[-1], NotServed)
+    else:
+        monkeypatch.setattr(sys, "argv", ["hf-specdec", "serve", "--help"])
+        with pytest.raises(SystemExit):
+            main()
+    with tqdm.tqdm(total=1, file=io.StringIO()) as bar:
+        bar.update()
 
 
 def status_of(address: str) -> int:

@@ -20,6 +20,7 @@ from ...compiling.preparation import prepare_compiler
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
 from ..interpreter import let_steps_go_first
+from ..termination import leave_no_semaphore
 from .messages import NotServed, Stage
 from .options import EngineOptions, StartError
 from .server import EngineServer
@@ -27,6 +28,7 @@ from .server import EngineServer
 
 def run(options: EngineOptions, connection: Connection) -> None:
     """Loads the models, and serves the other end of the connection until that closes."""
+    leave_no_semaphore()  # the server kills this process while it loads, or if a step hangs
     tell = lambda text: connection.send(Stage(text))  # noqa: E731
     if options.tells_more:
         _show_information()
