@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from support.call_templates import SHAPES, TEMPLATES
+from support.grammar import chain  # noqa: E402
 from support.scripts import config_of, tokenizer
 from transformers import GenerationConfig
 
@@ -82,6 +83,17 @@ def test_arguments(kind: str, schema: Any, right: str, wrong: str) -> None:
     assert lets_through(grammar, WRITTEN[kind].format(right)) and not lets_through(
         grammar, WRITTEN[kind].format(wrong)
     )
+
+
+@pytest.mark.parametrize("kind, most", [("qwen3", 240), ("qwen3_5", 240), ("gemma4", 50), ("python", 50)])
+def test_deep_arguments(kind: str, most: int) -> None:
+    """Forms that write rules for each part of a schema take less deep ones than JSON does."""
+    syntax = syntax_of(kind, TEMPLATES[kind])
+    assert syntax is not None
+    for length in (50, 100, 240):
+        parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain(length)["$defs"]}
+        reason = syntax.check({"function": {"name": "f", "parameters": parameters}})
+        assert reason is None if length <= most else reason is not None and "within each other" in reason
 
 
 @pytest.mark.parametrize(

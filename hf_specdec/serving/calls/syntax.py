@@ -145,6 +145,8 @@ class CallSyntax:
             check_grammar(grammars[1])
         except ValueError as error:
             return str(error)
+        except RecursionError:  # in forms that write a rule for each part of a schema
+            return "its parts are too deep within each other. Use fewer definitions that refer to further ones"
         found = map(LLMatcher.validate_grammar_with_warnings, grammars)
         return next((messages[0] for is_error, messages in found if is_error), None)
 
