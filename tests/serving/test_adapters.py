@@ -88,7 +88,7 @@ def test_options() -> None:
 def test_adapters_are_loaded(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From folders, as PEFT saves them; the manager then warms up for requests that choose."""
     peft = pytest.importorskip("peft")
-    monkeypatch.setattr(loading, "load_target", lambda *args: tiny_model(max_position_embeddings=4096))
+    monkeypatch.setattr(loading, "load_target", lambda *args, **options: tiny_model(max_position_embeddings=4096))
     monkeypatch.setattr(loading, "load_tokenizer", lambda *args: tiny_tokenizer())
     monkeypatch.setattr(loading, "load_draft_to", lambda *args: NgramDraft())
     for name, options in (("b", {}), ("odd", {"use_dora": True})):
