@@ -14,7 +14,7 @@ from .environment import cpu
 
 
 MEASURED = ("bfloat16", "float32")
-"""Names of the dtypes that are compared. float32 is last: few CPUs are slower in it, and texts are compared in it."""
+"""Names of the dtypes that are compared. float32 is last: in it the model is at hand for a comparison of texts."""
 NODES = 10
 """Tokens of a forward that checks a tree of the usual size on a CPU."""
 TOKENS_A_STEP = 2.5

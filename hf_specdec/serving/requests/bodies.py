@@ -107,7 +107,7 @@ def _default_length(value: Any) -> Any:
 
 MostNew = Annotated[
     Length | None,
-    BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
+    BeforeValidator(_default_length),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"enum": [NO_LIMIT, None]}]}),
 ]
 LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
