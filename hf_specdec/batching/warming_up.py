@@ -6,6 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ SHARE_OF_TIME = 0.01
 """Share of the time of steps for which open requests may have waited for captures."""
 NUM_RECENT = 16
 """Captures the longest of which the next one is expected to take: one that compiles takes many times as long."""
+COMPILES_AHEAD = {"cuda"}
+"""Types of devices for which kernels are compiled."""
 PROMPTS_THAT_WAIT = 4
 """Prompt chunks without a graph of their own after which one is captured before others."""
 
@@ -84,6 +87,7 @@ class WarmUp:
                 self._left = _distinct([*first, *later])
                 self._plan, self._num_drops = list(self._left), steps.num_drops
                 most_left = 0 if self._at_once else len(self._left) - len(_distinct(first))
+                self._compile_kernels(self._left[: len(self._left) - most_left])
                 while len(self._left) > most_left and steps.works:
                     if not self._goes_on():
                         return
@@ -96,6 +100,19 @@ class WarmUp:
             engine.choices.forget_texts()
             engine.choices.autos.end_warm_up(are_all_timed=not self._left)
             self._beside_requests.time = 0.0
+
+    def _compile_kernels(self, plan: list[Ahead]) -> None:
+        """
+        Begins to compile the kernels of all these steps beside each other: each capture would else wait for the few
+        of its own. What fails, or ranks would meet at different times, is left to the captures.
+        """
+        engine, steps = self._engine, self._engine.device_steps
+        if engine.model.device.type not in COMPILES_AHEAD or engine.ranks.are_several:
+            return
+        for ahead in plan:
+            if self._goes_on() and not ahead.is_there(steps):
+                with suppress(Exception):
+                    ahead.compile_kernels(steps)
 
     def _run_dummies(self, plan: CapturePlan) -> None:
         """

@@ -8,7 +8,7 @@ inputs. A forward is captured when its shape comes for the second time; where th
 graphs.
 """
 
-from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
+from .capturing import RECORDERS, GraphPool, Record, compile_kernels, record_cuda_graph
 from .experts import with_captured_experts
 from .forwards import CapturedForward, RecordedForward, StaticContext
 from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
@@ -26,6 +26,7 @@ __all__ = [
     "Record",
     "RecordedForward",
     "StaticContext",
+    "compile_kernels",
     "fingerprint_of",
     "graph_loans",
     "obstacle_to_graphs",

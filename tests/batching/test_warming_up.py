@@ -15,6 +15,9 @@ from support.models import noisy_copy, tiny_model
 from support.sampling import TREE, a_head, the_target
 
 from hf_specdec import NgramDraft, TokenTree
+from hf_specdec.batching import warming_up
+from hf_specdec.engine.captured import device_steps
+from hf_specdec_kernels import operators_rest
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -54,6 +57,36 @@ def test_warming_up(tree: Any, kind: str) -> None:
         with pytest.raises(RuntimeError, match="`warmup`: the manager is running already"):
             manager.warmup()
     assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
+def test_kernels_are_compiled_first(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of every step of the first part, with a function that leaves nothing behind; a failure is no matter."""
+    ran = list[int]()
+
+    def compile_kernels(run: Any, device: torch.device, pool: Any = None) -> Any:
+        ran.append(manager.engine.device_steps.num_captures)
+        if fails:
+            raise RuntimeError("no such instruction")
+        with operators_rest():
+            run()
+        return (lambda: None), []
+
+    monkeypatch.setattr(device_steps, "compile_kernels", compile_kernels)
+    monkeypatch.setattr(warming_up, "COMPILES_AHEAD", {"cpu"})
+    target = copy.deepcopy(the_target()).float()
+    manager = target.init_continuous_batching(
+        assistant_model=copy.deepcopy(a_head(None)).float(),
+        tree=TREE,
+        continuous_batching_config=limits(60, max_requests_per_batch=2),
+    )
+    manager.warmup(at_once=True)
+    with manager:
+        name = manager.add_request([4, 5, 6], max_new_tokens=12)
+        output = manager.get_result(name, timeout=120)
+    steps = manager.engine.device_steps
+    assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=12)
+    assert ran == [ran[0]] * (len(steps.stored) + len(steps.prompts.stored) - ran[0])
 
 
 def test_warming_up_with_stop_strings() -> None:

@@ -37,6 +37,11 @@ class StandIn:
         self, run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None
     ) -> tuple[Callable, Any]:
         if self.captures % 4 == 0:  # as a warm-up does; not each time, since it takes as long as a step
+            if self.has_kernel:
+                from hf_specdec_kernels import operators_rest
+
+                with operators_rest():
+                    run()
             run()
         tensors = [tensor.clone() for tensor in run()]
         self.captures += 1
@@ -150,6 +155,7 @@ def make_up_cuda(monkeypatch: pytest.MonkeyPatch, graph: type) -> list[str]:
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, noted(name), raising=False)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(capturing, "kernels_are_installed", lambda: False)  # for a device that is made up
     monkeypatch.setattr(capturing, "_capture_something", noted("_capture_something"))
     monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
     return told

@@ -49,9 +49,7 @@ class StepAhead:
             Exception: whatever keeps it from being captured.
         """
         key = self._key(steps)
-        step = steps.new_step(key, self.draft_request)
-        step.load([], RowValues.empty())
-        step.rows.keep_nothing()
+        step = self._loaded(steps, key)
         steps.record(step)
         steps.stored.add(key, step)
         if not self.is_timed:
@@ -59,6 +57,18 @@ class StepAhead:
         step.load([], RowValues.empty())
         with draws_undone(step.rows.device):
             return _seconds_of(step)
+
+    def compile_kernels(self, steps: DeviceSteps) -> None:
+        """Begins to compile its kernels, as far as those of layers that are compiled are not others."""
+        key = self._key(steps)
+        steps.compile_kernels(self._loaded(steps, key._replace(kind=replace(key.kind, compiles=False))))
+
+    def _loaded(self, steps: DeviceSteps, key: StepKey) -> InFlightStep:
+        """A step yet to be captured, all of whose rows rest."""
+        step = steps.new_step(key, self.draft_request)
+        step.load([], RowValues.empty())
+        step.rows.keep_nothing()
+        return step
 
     def _key(self, steps: DeviceSteps) -> StepKey:
         """The key with what holds now: compilation may have failed meanwhile."""
@@ -84,6 +94,10 @@ class PromptsAhead:
         """Captures it; see `StepAhead.capture`."""
         steps.prompts.capture_ahead(self.key)
         return []
+
+    def compile_kernels(self, steps: DeviceSteps) -> None:
+        """See `StepAhead.compile_kernels`."""
+        steps.prompts.compile_kernels(self.key)
 
 
 Ahead = StepAhead | PromptsAhead

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers.utils import logging
 
 from ...compiling.layers import any_number_of_shapes
-from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from ...graphs import (
+    RECORDERS,
+    GraphPool,
+    compile_kernels,
+    fingerprint_of,
+    obstacle_to_graphs,
+    warn_of_failed_capture,
+)
 from ...graphs.exchanges import captured_together
 from ...graphs.sizes import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
@@ -266,6 +273,10 @@ class DeviceSteps:
             self.prompts.give_up()
         what = "compiled" if compiled else "captured in a CUDA graph"
         warn_of_failed_capture(self._target.model, error, "A step", what)
+
+    def compile_kernels(self, step: CapturedStep) -> None:
+        """Begins to compile the kernels of a step with rows loaded, which is of no use after it."""
+        step.capture(compile_kernels, None)
 
     def record(self, step: CapturedStep) -> None:
         """Captures a step with rows loaded. Raises whatever keeps it from being captured."""

@@ -105,18 +105,27 @@ class DevicePrompts:
         self._drafting.note_read(chunk.requests, ends)
         return report
 
-    def _new_step(self, key: PromptKey) -> PromptStep:
+    def _new_step(self, key: PromptKey, may_compile: bool = True) -> PromptStep:
         steps, has_head = self._decoding_steps, self._target.features is not None
-        compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
+        # As a whole it is not worth it, for few prompts of every length.
+        compiles = may_compile and steps.compiles and not steps.compiles_whole
         return PromptStep(self._target, self._drafting, key.size, has_head, compiles, *key[1:])
 
     def capture_ahead(self, key: PromptKey) -> None:
         """Captures a step before prompts come. Raises whatever keeps it from being captured."""
-        step = self._new_step(key)
-        step.load([], RowValues.empty(), [])
-        step.rows.keep_nothing()
+        step = self._resting(self._new_step(key))
         self._decoding_steps.record(step)
         self.stored.add(key, step)
+
+    def compile_kernels(self, key: PromptKey) -> None:
+        """Begins to compile the kernels of a step, see `StepAhead.compile_kernels`."""
+        self._decoding_steps.compile_kernels(self._resting(self._new_step(key, may_compile=False)))
+
+    def _resting(self, step: PromptStep) -> PromptStep:
+        """A step with nothing but rows that rest."""
+        step.load([], RowValues.empty(), [])
+        step.rows.keep_nothing()
+        return step
 
     def can_read(self, request: Request) -> bool:
         """Whether captured steps can do all that prefill of a request needs."""

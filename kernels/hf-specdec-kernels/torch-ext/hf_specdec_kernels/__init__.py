@@ -7,6 +7,7 @@ only torch.
 """
 
 from .budgets import BudgetedLevel, share_out
+from .compilation import compile_kernels_of, operators_rest
 from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children, exponential_noise
 from .gated_product import gated_product
@@ -53,6 +54,7 @@ __all__ = [
     "commit_delta_rule",
     "commit_selective_scan",
     "commit_ssd",
+    "compile_kernels_of",
     "conv_table",
     "draft_columns",
     "draft_losses",
@@ -67,6 +69,7 @@ __all__ = [
     "kv_compaction",
     "pack_ancestors",
     "merged_linear",
+    "operators_rest",
     "pair_lists",
     "pointer_table",
     "rejection_walk",

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .compilation import launcher
 from .devices import num_multiprocessors
 
 
@@ -198,7 +199,7 @@ def launch_commit(
     if len(slots) == 0:
         return
     block_v = values_of_a_program(key_dim, value_dim, heads * len(slots), states.device)
-    _commit_kernel[(triton.cdiv(value_dim, block_v), heads, len(slots))](
+    launcher(_commit_kernel, (triton.cdiv(value_dim, block_v), heads, len(slots)))(
         states, keys, deltas, decays, slots.contiguous(), turns.contiguous(), path.contiguous(), counts.contiguous(),
         path.shape[1], *keys.stride()[:3], *decays.stride()[:3], *deltas.stride()[:2],
         HEADS=heads, GROUP=heads // keys.shape[3], KEY_DIM=key_dim, VALUE_DIM=value_dim,

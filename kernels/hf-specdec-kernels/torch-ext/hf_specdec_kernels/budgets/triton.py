@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..triton_ranking import nothing, pack, place_of
 
 
@@ -69,7 +70,7 @@ def launch_share_out(
     block = triton.next_power_of_2(above * ranks)
     inputs = [tensor.contiguous() for tensor in (numbers, path_log_q, valid, best, drawn, drawn_log_q)]
     everything = (tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor for tensor in (*inputs, *results))
-    _share_out_kernel[(batch,)](
+    launcher(_share_out_kernel, (batch,))(
         *everything, above, ranks, budget, num_chosen, first_node,
         BLOCK=block, num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip

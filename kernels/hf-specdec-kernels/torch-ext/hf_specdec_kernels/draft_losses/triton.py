@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..rejection_sampling.triton_passes import argmax, softmax_sums
 
 
@@ -100,7 +101,7 @@ def launch_draft_loss_values(draft_logits, logits, rows, wanted, vocabulary, val
     if count == 0:
         return
     block = _block(draft_vocab)
-    _draft_loss_values_kernel[(count,)](
+    launcher(_draft_loss_values_kernel, (count,))(
         draft_logits, logits, rows.contiguous(), wanted.contiguous(),
         rows if vocabulary is None else vocabulary.contiguous(), values, best,
         draft_vocab, logits.shape[1], draft_logits.stride(0), logits.stride(0),
@@ -116,7 +117,7 @@ def launch_draft_loss_gradient(
     if count == 0:
         return
     block = min(_block(draft_vocab), 4096)
-    _draft_loss_gradient_kernel[(count, triton.cdiv(draft_vocab, block))](
+    launcher(_draft_loss_gradient_kernel, (count, triton.cdiv(draft_vocab, block)))(
         draft_logits, logits, rows.contiguous(), wanted.contiguous(),
         rows if vocabulary is None else vocabulary.contiguous(), values, gradients.contiguous(), gradient,
         draft_vocab, draft_logits.stride(0), logits.stride(0),

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import num_multiprocessors
 from ..triton_ranking import key_of, nothing, pack, place_of
 
@@ -188,7 +189,7 @@ def launch_exponential_noise(seeds, numbers, vocab, noise) -> None:
     queries = numbers.shape[1]
     if noise.numel() == 0:
         return
-    _noise_kernel[(numbers.numel(), triton.cdiv(vocab, SMALLEST_BLOCK))](
+    launcher(_noise_kernel, (numbers.numel(), triton.cdiv(vocab, SMALLEST_BLOCK)))(
         seeds.contiguous(), numbers, noise, vocab, queries, *numbers.stride(), BLOCK=SMALLEST_BLOCK
     )
 
@@ -217,14 +218,14 @@ def _launch(
     heat = logits if temperature is None else temperature.contiguous()
     flags = {"BEST": best is not None, "DRAWN": drawn is not None, "TEMPERED": temperature is not None}
     strides = (0, 0) if positions is None else positions.expand(batch, queries).stride()
-    _best_of_part_kernel[(batch * queries, parts)](
+    launcher(_best_of_part_kernel, (batch * queries, parts))(
         logits, heat, logits if seeds is None else seeds.contiguous(), logits if positions is None else positions,
         logits if token_ids is None else token_ids.contiguous(), best_candidates, drawn_candidates,
         highest, totals, vocab, count, queries, first_query, *logits.stride()[:2], *strides,
         **flags, POSITIONED=positions is not None, NAMED=token_ids is not None, BLOCK=block,
         num_warps=min(32, max(4, block // 512)),
     )  # fmt: skip
-    _best_of_parts_kernel[(batch * queries,)](
+    launcher(_best_of_parts_kernel, (batch * queries,))(
         logits, heat, best_candidates, drawn_candidates, highest, totals,
         *(logits if one is None else one for one in (*(best or (None, None)), *(drawn or (None, None)))),
         parts, count, queries, *logits.stride()[:2],

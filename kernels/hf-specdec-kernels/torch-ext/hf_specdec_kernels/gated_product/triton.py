@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from ..compilation import launcher
 from ..devices import can_overlap, is_interpreted, options_of_launch
 
 
@@ -54,7 +55,7 @@ def launch_gated_product(gate: torch.Tensor, up: torch.Tensor, activation: str, 
     gates, ups = (one if one.stride(1) == 1 else one.contiguous() for one in (gates, ups))
     block = min(BLOCK, triton.next_power_of_2(size))
     overlap = can_overlap(gate.device)
-    _gated_product_kernel[(len(gates), triton.cdiv(size, block))](
+    launcher(_gated_product_kernel, (len(gates), triton.cdiv(size, block)))(
         gates, ups, out, size, gates.stride(0), ups.stride(0),
         BLOCK=block, ACTIVATION=activation, LIBDEVICE=not is_interpreted(), OVERLAP=overlap,
         num_warps=max(block // 256, 1), enable_fp_fusion=False, **options_of_launch(overlap),

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from ..compilation import launcher
 from ..devices import can_overlap, is_interpreted, options_of_launch
 from ..rms_norm.triton import NUMBERS
 
@@ -68,7 +69,7 @@ def launch_gated_rms_norm(
     block = triton.next_power_of_2(size)
     block_rows = min(max(NUMBERS // block, 1), triton.next_power_of_2(len(states)))
     overlap = can_overlap(input.device)
-    _gated_rms_norm_kernel[(triton.cdiv(len(states), block_rows), groups)](
+    launcher(_gated_rms_norm_kernel, (triton.cdiv(len(states), block_rows), groups))(
         states, gates, weight.contiguous(), out, len(states), states.stride(0), gates.stride(0), eps,
         SIZE=size, GROUPS=groups, BLOCK_ROWS=block_rows, BLOCK=block,
         SCALING=scaling, ACTIVATION=activation, GATE_FIRST=gate_first,

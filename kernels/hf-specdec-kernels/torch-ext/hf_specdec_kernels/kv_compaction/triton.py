@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
+
 
 BLOCK_SLOTS = 16
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -62,7 +64,7 @@ def launch_kv_compaction(caches, lengths, path, accepted, block_tables, pointers
     word = next(word for word in WORDS if all(_fits(cache, word) for cache in caches))
     strides = (stride * size // word for stride in cache.stride()[:3])
     dim = cache.shape[3] * size // word
-    _kv_compaction_kernel[(len(caches), path.shape[0], cache.shape[1])](
+    launcher(_kv_compaction_kernel, (len(caches), path.shape[0], cache.shape[1]))(
         pointers.contiguous(), lengths.contiguous(), path, accepted.contiguous(),
         path if block_tables is None else block_tables,
         *strides, path.stride(0), 0 if block_tables is None else block_tables.stride(0),

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 
 
@@ -66,7 +67,7 @@ def launch_write_kv(
     block_key, block_value = map(triton.next_power_of_2, sizes)
     block_heads = min(max(NUMBERS // max(block_key, block_value), 1), triton.next_power_of_2(heads))
     overlap = can_overlap(keys.device)
-    _write_kv_kernel[(blocks.numel(), triton.cdiv(heads, block_heads))](
+    launcher(_write_kv_kernel, (blocks.numel(), triton.cdiv(heads, block_heads)))(
         keys, values, *states, blocks.contiguous(), offsets.contiguous(), nodes, heads, *strides,
         KEY_DIM=states[0].shape[3], VALUE_DIM=states[1].shape[3], BLOCK_HEADS=block_heads,
         BLOCK_KEY=block_key, BLOCK_VALUE=block_value, OVERLAP=overlap,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch, shared_memory_limit
 from .naive import LARGEST_NUM_WEIGHTS
 
@@ -129,7 +130,7 @@ def launch_merged_linear(
     overlap = can_overlap(input.device)
     counts = [triton.cdiv(size, tiles.block_n) for size in sizes]
     missing = LARGEST_NUM_WEIGHTS - len(weights)
-    _merged_linear_kernel[(sum(counts),)](
+    launcher(_merged_linear_kernel, (sum(counts),))(
         flat, *weights, *weights[:1] * missing, *out, *out[:1] * missing,
         len(flat), *sizes, *[0] * missing, *(*counts, 0)[:2], flat.stride(0),
         FEATURES=flat.shape[1], BLOCK_M=block_m,

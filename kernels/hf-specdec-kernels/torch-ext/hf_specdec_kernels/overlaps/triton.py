@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..rejection_sampling.triton_passes import softmax_sums
 
 
@@ -56,7 +57,7 @@ def launch_draft_overlaps(
     if batch == 0:
         return
     block = min(max(triton.next_power_of_2(vocab), 64), LARGEST_BLOCK)
-    _draft_overlaps_kernel[(len(grid), batch)](
+    launcher(_draft_overlaps_kernel, (len(grid), batch))(
         logits, draft_logits, grid.contiguous(),
         *(grid if one is None else one.contiguous() for one in (temperature, draft_temperature, vocabulary)),
         overlaps, vocab, draft_logits.shape[1], logits.stride(0), draft_logits.stride(0),

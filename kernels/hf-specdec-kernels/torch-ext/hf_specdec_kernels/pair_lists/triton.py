@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..triton_ranking import key_of, nothing, pack, place_of
 from . import BYTES_OF_KEY
 
@@ -64,7 +65,7 @@ def launch_pair_lists(tokens, log_q, queries, keys, ranks, counts_others, named,
         return
     size = queries.shape[3]
     keys = keys if keys.stride(1) == 1 else keys.contiguous()
-    _pair_lists_kernel[(batch * levels, triton.cdiv(candidates, BLOCK_BEFORE))](
+    launcher(_pair_lists_kernel, (batch * levels, triton.cdiv(candidates, BLOCK_BEFORE)))(
         tokens.contiguous(), log_q.contiguous(), queries.contiguous(), keys, named, scored, following,
         candidates, ranks, size, keys.stride(0),
         COUNTS_OTHERS=counts_others, BLOCK=max(16, triton.next_power_of_2(candidates)), BEFORE=BLOCK_BEFORE,

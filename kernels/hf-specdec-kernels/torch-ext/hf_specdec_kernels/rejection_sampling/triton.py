@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from ..compilation import launcher
 from .triton_nodes import filter_kernel, prepare_kernel
 from .triton_walks import rejection_walk_kernel, target_walk_kernel
 
@@ -35,7 +36,7 @@ def launch_chosen_walk(chosen, tokens, parents, max_depth, end_tokens, active, p
     """See `hf_specdec_kernels.chosen_walk`; writes to the last three."""
     if chosen.shape[0] == 0:
         return
-    target_walk_kernel[(chosen.shape[0],)](
+    launcher(target_walk_kernel, (chosen.shape[0],))(
         **_no_target(tokens),
         **_tree(tokens, parents, active),
         **_walk(tokens, max_depth, end_tokens),
@@ -58,7 +59,7 @@ def launch_target_walk(
     samples = uniforms is not None
     target = _target(logits, tokens, parents, temperature, top_k, top_p, active)
     nodes = _prepare(target, _no_draft(tokens)) if samples else _unprepared(target, 0)
-    target_walk_kernel[(logits.shape[0],)](
+    launcher(target_walk_kernel, (logits.shape[0],))(
         **target,
         **nodes,
         **_walk(tokens if uniforms is None else uniforms, max_depth, end_tokens),
@@ -94,7 +95,7 @@ def launch_rejection_walk(
         "INDEXED": draft_index is not None,
         "COLUMNS": draft_columns is not None,
     }
-    rejection_walk_kernel[(batch,)](
+    launcher(rejection_walk_kernel, (batch,))(
         **target,
         **draft,
         **_prepare(target, draft | {"DRAFTED": True}),
@@ -113,7 +114,7 @@ def launch_filter_logits(logits, temperature, top_k, top_p, filtered) -> None:
     if batch * queries == 0:
         return
     top_k, top_p = _filters(logits, top_k, top_p)
-    filter_kernel[(batch * queries,)](
+    launcher(filter_kernel, (batch * queries,))(
         logits, filtered, logits.new_empty(batch * queries, BINS, dtype=torch.int64),
         logits if temperature is None else temperature.contiguous(), top_k, top_p,
         vocab, queries, *logits.stride()[:2], TEMPERED=temperature is not None, **_sizes(logits),
@@ -200,7 +201,7 @@ def _prepare(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, Any]:
     }
     if target["FILTERED"]:
         nodes["kept"] = logits.new_empty(batch, num_nodes, KEPT, dtype=torch.int32)
-    prepare_kernel[(num_nodes, batch)](
+    launcher(prepare_kernel, (num_nodes, batch))(
         **target, **draft, **{name: nodes[name] for name in ("bins", "sums", "edges", "kept", "KEPT")}
     )
     return nodes

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 
 
@@ -50,7 +51,7 @@ def launch_rms_norm(input: torch.Tensor, weight: torch.Tensor, eps: float, scali
     block = triton.next_power_of_2(size)
     block_rows = min(max(NUMBERS // block, 1), triton.next_power_of_2(len(flat)))
     overlap = can_overlap(input.device)
-    _rms_norm_kernel[(triton.cdiv(len(flat), block_rows),)](
+    launcher(_rms_norm_kernel, (triton.cdiv(len(flat), block_rows),))(
         flat, weight.contiguous(), out, len(flat), flat.stride(0), eps,
         SIZE=size, BLOCK_ROWS=block_rows, BLOCK=block, SCALING=scaling, OVERLAP=overlap,
         num_warps=min(max(block * block_rows // 512, 1), 16),

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 
 
@@ -93,7 +94,7 @@ def launch_rotary(
     block_heads = min(max(NUMBERS // (2 * block), 1), triton.next_power_of_2(max(heads, key.shape[1])))
     tiles, kv_tiles = triton.cdiv(heads, block_heads), triton.cdiv(key.shape[1], block_heads)
     overlap, in_float = can_overlap(query.device), in_float or torch.float32 in (query.dtype, cos.dtype)
-    _rotary_kernel[(batch * nodes, tiles + kv_tiles)](
+    launcher(_rotary_kernel, (batch * nodes, tiles + kv_tiles))(
         query, key, cos, sin, out_query, out_key, nodes, heads, key.shape[1], tiles,
         *query.stride()[:3], *key.stride()[:3], cos.stride(0) if len(cos) > 1 else 0, cos.stride(1),
         SIZE=size, HALF=half, BLOCK_HEADS=block_heads, BLOCK=block,

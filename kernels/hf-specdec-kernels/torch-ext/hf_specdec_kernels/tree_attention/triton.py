@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, num_multiprocessors, options_of_launch, shared_memory_limit
 from .tiles import Tiles, plan_launch
 
@@ -317,7 +318,7 @@ def launch_tree_attention(
     block_v = triton.next_power_of_2(max(value_dim, 16))
     # `scale` converts scores to powers of two, unless a soft cap must be applied first.
     scale = scale * LOG2_E.value if softcap is None else scale / softcap
-    _tree_attention_kernel[(num_tiles * num_splits, kv_heads, batch)](
+    launcher(_tree_attention_kernel, (num_tiles * num_splits, kv_heads, batch))(
         query, key, value, out, partial, partial_highest, partial_total,
         lengths, lengths if first_slots is None else first_slots, ancestors, query_depths, node_depths,
         block_tables if paged else lengths, lengths if sinks is None else sinks,
@@ -339,7 +340,7 @@ def launch_tree_attention(
         block_splits = triton.next_power_of_2(num_splits)
         combined = _COMBINED_OF_MANY if num_splits >= _MANY_SPLITS else _COMBINED
         block_p = max(1, min(combined // (block_splits * block_v), triton.next_power_of_2(pairs)))
-        _combine_kernel[(triton.cdiv(pairs, block_p), kv_heads, batch)](
+        launcher(_combine_kernel, (triton.cdiv(pairs, block_p), kv_heads, batch))(
             out, partial, partial_highest, partial_total, lengths if sinks is None else sinks, queries, num_splits,
             *out.stride(),
             KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_P=block_p, BLOCK_V=block_v,

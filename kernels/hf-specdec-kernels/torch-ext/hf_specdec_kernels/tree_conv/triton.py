@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, num_multiprocessors, options_of_launch
 from ..pending import unit_stride
 
@@ -112,7 +113,7 @@ def _launch(x, weight, windows, pending, table, slots, path, counts, bias, silu,
     nodes = x.shape[1] if score else 1
     overlap = can_overlap(windows.device)
     block_c = channels_of_a_program(channels, batch, windows.device)
-    _tree_conv_kernel[(triton.cdiv(channels, block_c), batch)](
+    launcher(_tree_conv_kernel, (triton.cdiv(channels, block_c), batch))(
         x if score else windows, weight if score else windows, windows, pending, table if score else counts,
         slots.contiguous(), path.contiguous(), counts.contiguous(), windows if bias is None else bias.contiguous(),
         out if score else windows, nodes, path.shape[1],

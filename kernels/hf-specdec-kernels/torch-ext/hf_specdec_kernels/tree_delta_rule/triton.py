@@ -7,6 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 from ..pending import unit_stride
 from ..triton_states import (
@@ -286,7 +287,7 @@ def launch_tree_delta_rule(
     block_n = max(16, min(triton.next_power_of_2(nodes), MOST_AT_ONCE))
     deepest = min(max_depth, block_n - 1)
     for first in range(0, nodes, MOST_AT_ONCE):
-        _tree_delta_rule_kernel[(triton.cdiv(value_dim, tiles.block_v), heads, batch)](
+        launcher(_tree_delta_rule_kernel, (triton.cdiv(value_dim, tiles.block_v), heads, batch))(
             query, key, value, decay, beta, states, keys, deltas, decays, ancestors,
             slots.contiguous(), turns.contiguous(), path.contiguous(), counts.contiguous(), out,
             scale, nodes, path.shape[1],

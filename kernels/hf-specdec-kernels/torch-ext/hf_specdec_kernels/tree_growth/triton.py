@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..triton_ranking import key_of, nothing, pack, place_of
 
 
@@ -72,7 +73,7 @@ def launch_best_paths(tokens, log_q, num_nodes, following, nodes, parents) -> No
         return
     lists = 1 if following is None else log_q.shape[2]
     block = triton.next_power_of_2(num_nodes + 1)
-    _best_paths_kernel[(batch,)](
+    launcher(_best_paths_kernel, (batch,))(
         tokens.contiguous(), log_q.contiguous(), None if following is None else following.contiguous(),
         nodes, parents, levels, lists, ranks, num_nodes,
         HAS_LISTS=following is not None, BLOCK=block, num_warps=max(1, min(8, block // 128)),
@@ -120,7 +121,7 @@ def launch_choose_nodes(tokens, log_q, path_log_q, ancestors, count, *results) -
     block = triton.next_power_of_2(above * ranks)
     inputs = [tensor.contiguous() for tensor in (tokens, log_q, path_log_q, ancestors)]
     everything = (tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor for tensor in (*inputs, *results))
-    _choose_nodes_kernel[(batch,)](
+    launcher(_choose_nodes_kernel, (batch,))(
         *everything, above, ranks, nodes, count,
         BLOCK=block, WIDTH=triton.next_power_of_2(nodes + count), num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
@@ -148,7 +149,7 @@ def launch_tree_ancestors(parents, depth, depths, ancestors) -> None:
     rows, nodes = parents.shape
     if rows == 0:
         return
-    _tree_ancestors_kernel[(nodes, rows)](
+    launcher(_tree_ancestors_kernel, (nodes, rows))(
         parents.contiguous(), depths, ancestors.view(torch.int8), nodes,
         BLOCK=triton.next_power_of_2(nodes), num_warps=1,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 from ..pending import unit_stride
 from ..triton_states import finite, softplus
@@ -150,7 +151,7 @@ def _launch(step, states, pending, ancestors, rows, options, dt_softplus, out) -
     block_c = channels_of_a_program(group, channels)
     of_nodes = states.new_empty(batch, nodes, channels, state_size) if score else states
     overlap = can_overlap(states.device)
-    _tree_selective_scan_kernel[(triton.cdiv(channels, block_c), batch)](
+    launcher(_tree_selective_scan_kernel, (triton.cdiv(channels, block_c), batch))(
         x, dt, rates.contiguous(), input_keys, queries, states, *pending, ancestors if score else rows[0],
         *(tensor.contiguous() for tensor in rows),
         rates if skip is None else skip.contiguous(), x if gate is None else gate,

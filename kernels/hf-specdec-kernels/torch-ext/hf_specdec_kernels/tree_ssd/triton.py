@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..compilation import launcher
 from ..devices import can_overlap, options_of_launch
 from ..pending import unit_stride
 from ..triton_states import (
@@ -121,7 +122,7 @@ def launch_tree_ssd(
     x, input_keys, queries = (unit_stride(tensor) for tensor in (x, input_keys, queries))
     block_v = values_of_a_program(key_dim, value_dim, heads * batch, x.device)
     overlap = can_overlap(x.device)
-    _tree_ssd_kernel[(triton.cdiv(value_dim, block_v), heads, batch)](
+    launcher(_tree_ssd_kernel, (triton.cdiv(value_dim, block_v), heads, batch))(
         x, dt.contiguous(), rates.contiguous(), input_keys, queries, states, keys, deltas, decays,
         ancestors.contiguous(), slots.contiguous(), turns.contiguous(), path.contiguous(), counts.contiguous(),
         rates if skip is None else skip.contiguous(), rates if dt_bias is None else dt_bias.contiguous(), out,
