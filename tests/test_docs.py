@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 import hf_specdec
 from hf_specdec.cli import build_app
 from hf_specdec.engine.request import RequestOptions
+from hf_specdec.smollm2 import smollm2_folder
 
 
 RUNNABLE = runnable()
@@ -75,6 +76,24 @@ def test_python_runs(page: Path, outcomes: dict[Path, Outcome]) -> None:
     the package alone.)
     """
     assert outcomes[page].passed, outcomes[page].printed
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its Python on real weights, with a head that its command has trained on a few texts."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("examples", "model_cards"):
+        Path(name).symlink_to(ROOT / name)
+    page, folder = ROOT / "docs" / "tutorial.md", smollm2_folder()
+    training = next(words[1:] for words in commands(page) if words[:2] == ["hf-specdec", "train"])
+    less = "--write-seconds 1 --epochs 1 --eval-texts 1 --unroll-steps 1 --max-length 64".split()
+    result = CliRunner().invoke(build_app(), [*training, "--target", str(folder), "--cpu", *less])
+    assert result.exit_code == 0, result.output
+    here = Path("tutorial.md")
+    here.write_text(page.read_text(encoding="utf-8").replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(folder)))
+    names = run_blocks(here, {"__name__": "tutorial"})
+    assert names["model"].dtype == torch.float32
+    assert names["metrics"].mean_acceptance_length > 2
 
 
 def test_a_page_runs_alone(probes: dict[str, Path], outcomes: dict[Path, Outcome]) -> None:
@@ -188,6 +207,15 @@ def test_the_verifier_of_chains_is_exact(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(kind, "walk", walk_wrongly)
     assert fit_samples(config, a_draft("noisy"), "top-k").p_value < SIGNIFICANCE
+
+
+@pages
+def test_texts_that_are_compared_are_in_float32(page: Path) -> None:
+    """`from_pretrained` takes the dtype of the checkpoint, mostly bfloat16, where near-ties go either way."""
+    code = "\n".join(code for _, code in blocks(page, "python"))
+    if ".equal(" in code:
+        loads = re.findall(r"AutoModelForCausalLM\.from_pretrained\(.*\)", code)
+        assert [load for load in loads if "float32" not in load] == []
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
