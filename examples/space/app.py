@@ -63,7 +63,7 @@ def outputs(page: Page) -> list[Any]:
     slider = gr.Slider(value=max(steps, 1), maximum=max(steps, 2), visible=steps > 1)
     draws = gr.Column(visible=bool(shown and shown.temperature))
     last = len(shown.plain.tokens) - 1 if shown else 1
-    place = gr.Slider(value=min(2, last), minimum=0, maximum=max(last, 1))
+    place = gr.Slider(value=shown.place if shown else 0, minimum=0, maximum=max(last, 1))
     panels = [page.message, page.plain, *page.drafted, page.legend, page.verdict, page.tree]
     return [*panels, slider, shown, 0, draws, place, "", "", ""]
 

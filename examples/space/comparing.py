@@ -10,7 +10,7 @@ from zero import gpu  # before anything touches CUDA
 
 from decoding import Recording, decode, encode  # isort: skip
 from drawing import tree_svg
-from draws import draw
+from draws import draw, telling_place
 from histogram import histogram_html, key_html
 from models import load_models
 from text import Words, legend_html, message_html, panel_html, step_summary, text_html, verdict_html
@@ -29,13 +29,17 @@ words = Words(models.tokenizer)
 
 @dataclass
 class Shown:
-    """A run that is done: the prompt's tokens, how it was run, what drafted, and the recordings."""
+    """
+    A run that is done: the prompt's tokens, how it was run, what drafted, the recordings, and after how many tokens of
+    the plain text to draw first.
+    """
 
     prompt: list[int]
     temperature: float
     names: list[str]
     plain: Recording
     drafted: list[Recording]
+    place: int
 
 
 @dataclass
@@ -98,7 +102,9 @@ def _compare(prompt: str, names: list[str], tree: str, temperature: float, max_n
             yield page
         recordings.append(drafted)
         page.verdict = verdict_html(plain, names, recordings, temperature == 0, dtype, tree == "auto")
-    page.shown = Shown(inputs["input_ids"][0].tolist(), temperature, names, plain, recordings)
+    asked = inputs["input_ids"][0].tolist()
+    place = telling_place(models.target, asked, plain.ids, temperature) if temperature else 0
+    page.shown = Shown(asked, temperature, names, plain, recordings, place)
     page.tree = forest_html(names[0], recordings[0], len(recordings[0].steps) - 1)
     yield page
 

@@ -114,6 +114,17 @@ def next_token_probabilities(target: PreTrainedModel, context: list[int], temper
     return scores.double().softmax(-1).cpu()
 
 
+def telling_place(target: PreTrainedModel, prompt: list[int], written: list[int], temperature: float) -> int:
+    """
+    Tokens of the written text before the place where the likeliest token's probability is nearest to one half: where a
+    token is certain, draws tell nothing.
+    """
+    with torch.no_grad():
+        logits = target(torch.tensor([prompt + written], device=target.device)).logits[0, len(prompt) - 1 : -1]
+    best = (logits.float() / temperature).softmax(-1).amax(-1)
+    return int((best - 0.5).abs().argmin())
+
+
 def draw(
     target: PreTrainedModel, draft: Any, context: list[int], temperature: float, count: int = COUNT
 ) -> Iterator[Draws]:

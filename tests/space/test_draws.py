@@ -29,6 +29,18 @@ def test_draws_have_the_exact_distribution(space: SimpleNamespace, target: PreTr
     assert "400 of 400 draws" in html and "<draft>" not in html
 
 
+def test_the_place_where_draws_tell_something(space: SimpleNamespace, target: PreTrainedModel) -> None:
+    """Of all places, the one whose likeliest token `next_token_probabilities` has nearest to one half."""
+    prompt, written = CONTEXT[:3], CONTEXT[3:]
+    found = space.draws.telling_place(target, prompt, written, 0.7)
+    best = [
+        float(space.draws.next_token_probabilities(target, [*prompt, *written[:place]], 0.7).max())
+        for place in range(len(written))
+    ]
+    assert found == min(range(len(written)), key=lambda place: abs(best[place] - 0.5))
+    assert len(set(best)) == len(best)
+
+
 def test_nothing_to_draw(space: SimpleNamespace, target: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match="temperature=0"):
         next(space.draws.draw(target, None, CONTEXT, 0.0))
