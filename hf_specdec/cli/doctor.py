@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from .. import loading
+from ..benchmarking.tables import per_depth
 from ..block import BlockConfig
 from ..checkpoints.reading import HubOptions
 from ..gemma import GemmaAssistantConfig
@@ -131,22 +132,14 @@ def report(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _table(diagnosis: Diagnosis) -> Table:
-    depths = range(1, len(diagnosis.as_read.top1) + 1)
     title = f"agreement along {diagnosis.num_tokens} tokens of the target's own"
-    table = Table(
-        Column("reading", no_wrap=True),
-        Column("states", no_wrap=True),
-        *(f"top-1 @{depth}" for depth in depths),
-        "chain",
-        "log-prob",
-        title=title,
-        box=None,
-    )
+    figures = (Column(name, justify="right", no_wrap=True) for name in ("top-1 by depth", "chain", "log-prob"))
+    table = Table("reading", Column("states", no_wrap=True), *figures, title=title, box=None)
     for agreement in diagnosis.agreements:
         table.add_row(
             f"{agreement.name}{' ←' if agreement is diagnosis.best else ''}",
             ", ".join(map(str, agreement.boundaries)) or "the last",
-            *(f"{share:.2f}" for share in agreement.top1),
+            per_depth(agreement.top1),
             f"{agreement.acceptance_length:.2f}",
             f"{agreement.log_prob:.2f}",
         )

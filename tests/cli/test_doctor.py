@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def test_a_good_head(prompts: Path) -> None:
     code, text = doctor(TINY_TARGET, HEAD, "--text", prompts)
     assert code == 0, text
     assert "verdict: The head fits" in text and "top-1" in text
+
+
+def test_figures_fit_into_eighty_columns(prompts: Path) -> None:
+    """As on a usual terminal, and where the output is a file."""
+    words = ["doctor", str(TINY_TARGET), str(HEAD), "--text", str(prompts), "--max-new-tokens", "8"]
+    result = CliRunner().invoke(build_app(), words, env={"COLUMNS": "80"})
+    row = next(line for line in result.stdout.splitlines() if "as read ←" in line)
+    assert len(re.findall(r"-?\d*\.\d\d", row)) == 5 + 2  # depths, a chain's tokens, log-probability
 
 
 def test_what_is_said_on_the_way(prompts: Path) -> None:
