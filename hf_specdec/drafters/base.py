@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -98,7 +98,7 @@ class Drafter(CandidateGenerator):
 
     # ------------------------------------------------------------------------------------- in a call, in this order
 
-    def for_call(self, target: PreTrainedModel) -> Drafter:
+    def for_call(self, target: PreTrainedModel) -> Self:
         """A shallow copy of the drafter, for one call."""
         return copy.copy(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -69,8 +69,8 @@ class DraftModelDrafter(Drafter):
         """Raises a `ValueError` for a target of another vocabulary."""
         SharedVocabulary.of(self.model, target)
 
-    def for_call(self, target: PreTrainedModel) -> DraftModelDrafter:
-        drafter: Any = super().for_call(target)
+    def for_call(self, target: PreTrainedModel) -> Self:
+        drafter = super().for_call(target)
         drafter.shared = SharedVocabulary.of(self.model, target)
         return drafter
 

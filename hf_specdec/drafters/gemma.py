@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -83,8 +83,8 @@ class GemmaDrafter(LastFeatureDrafter):
 
     # ------------------------------------------------------------------------------------------------------- a call
 
-    def for_call(self, target: PreTrainedModel) -> GemmaDrafter:
-        drafter: Any = super().for_call(target)
+    def for_call(self, target: PreTrainedModel) -> Self:
+        drafter = super().for_call(target)
         drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
         drafter.sources = shared_layers(target)
         return drafter

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -56,8 +56,8 @@ class LastFeatureDrafter(Drafter):
         """Size of the target's features."""
         return self.heads.config.hidden_size
 
-    def for_call(self, target: PreTrainedModel) -> LastFeatureDrafter:
-        drafter: Any = super().for_call(target)
+    def for_call(self, target: PreTrainedModel) -> Self:
+        drafter = super().for_call(target)
         drafter._model_refs = ModelRefs(self.heads, target)
         drafter.refresh()
         return drafter

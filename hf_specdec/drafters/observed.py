@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedModel
 
@@ -52,7 +52,7 @@ class ObservedDrafter(Drafter):
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         self.drafter.check(target, tree)
 
-    def for_call(self, target: PreTrainedModel) -> ObservedDrafter:
+    def for_call(self, target: PreTrainedModel) -> Self:
         of_call = copy.copy(self)
         of_call.drafter = self.drafter.for_call(target)
         return of_call

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -110,7 +110,7 @@ class OnlineHead(EagleDrafter):
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._since: float | None = None
 
-    def for_call(self, target: PreTrainedModel) -> Any:
+    def for_call(self, target: PreTrainedModel) -> Self:
         if self._since is None:
             self._since = time.perf_counter()
         if self.head.device != (device := execution_device(target)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -59,8 +59,8 @@ class FeatureDrafter(FeatureReader):
 
     # ------------------------------------------------------------------------------------------------------- a call
 
-    def for_call(self, target: PreTrainedModel) -> FeatureDrafter:
-        drafter: Any = super().for_call(target)
+    def for_call(self, target: PreTrainedModel) -> Self:
+        drafter = super().for_call(target)
         drafter._model_refs = ModelRefs(self.head, target)
         drafter.refresh()
         return drafter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -57,9 +57,8 @@ class OtherVocabularyDrafter(DraftModelDrafter):
                 "vocabulary."
             )
 
-    def for_call(self, target: PreTrainedModel) -> OtherVocabularyDrafter:
-        of_call: Any = Drafter.for_call(self, target)
-        return of_call
+    def for_call(self, target: PreTrainedModel) -> Self:
+        return Drafter.for_call(self, target)
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         self.ask(request)

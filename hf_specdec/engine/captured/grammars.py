@@ -14,7 +14,6 @@ the tree has it. What comes below it is drafted and verified like everything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
@@ -101,7 +100,8 @@ def constrained(
         tokens (`list[int]`): the tokens that the step has chosen.
         logits_at (`Callable[[int], torch.Tensor]`): logits from which a token was chosen, `[vocab]`, by its number.
     """
-    mask: Any = request.options.grammar
+    mask = request.options.grammar
+    assert mask is not None  # who calls this has seen it
     kept = list[int]()
     try:
         count = mask.num_allowed(request.new_tokens, tokens)
