@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 
 from .bench import REFERENCE, Report
@@ -12,8 +14,25 @@ from .equality import Difference
 from .figures import ALL_TASKS, Figures
 
 
-def table(report: Report) -> Table:
-    """The table of speed, speed-up and acceptance by task and contender."""
+def show(console: Console, *tables: Table) -> None:
+    """
+    Prints the first of some tables that fits into a terminal, or the first where there is none. Nothing is cut off: a
+    table that does not fit is wider.
+    """
+    options = console.options.update(width=1000, max_width=1000)
+    widths = [Measurement.get(console, options, table).maximum for table in tables]
+    fitting = [place for place, width in enumerate(widths) if width <= console.width]
+    chosen = (fitting or [len(tables) - 1])[0] if console.is_terminal else 0
+    width = console.width
+    console.width = max(width, widths[chosen])
+    try:
+        console.print(tables[chosen])
+    finally:
+        console.width = width
+
+
+def table(report: Report, is_brief: bool = False) -> Table:
+    """The table of speed, speed-up and acceptance by task and contender; a brief one has no percentiles and depths."""
     temperatures = {found.temperature for found in report.figures}
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     found = Table(
@@ -21,10 +40,10 @@ def table(report: Report) -> Table:
         *([Column("T", **right)] if len(temperatures) > 1 else []),
         Column("call", no_wrap=True),
         Column("tok/s", **right),
-        Column("p20 – p80", **right),
+        *([] if is_brief else [Column("p20 – p80", **right)]),
         Column("speed-up", **right),
         Column("tokens/step", **right),
-        Column("accepted to depth 1, 2, …", no_wrap=True),
+        *([] if is_brief else [Column("accepted to depth 1, 2, …", no_wrap=True)]),
         Column("identical", no_wrap=True),
         box=None,
         pad_edge=False,
@@ -35,7 +54,7 @@ def table(report: Report) -> Table:
         if last is not None and group != last:
             found.add_section()
             found.add_row()
-        cells = _cells(row, report.differences)
+        cells = _cells(row, report.differences, is_brief)
         temperature = [f"{row.temperature:g}"] if len(temperatures) > 1 else []
         task = row.task if row.task != ALL_TASKS else "all tasks"
         found.add_row(task if group != last else "", *temperature, *cells)
@@ -65,15 +84,15 @@ def suite_table(report: Report) -> Table:
     return found
 
 
-def _cells(row: Figures, differences: Sequence[Difference]) -> list[str]:
+def _cells(row: Figures, differences: Sequence[Difference], is_brief: bool) -> list[str]:
     length = row.mean_acceptance_length
     return [
         row.contender,
         f"{row.tokens_per_second:.1f}",
-        f"{row.p20:.1f} – {row.p80:.1f}",
+        *([] if is_brief else [f"{row.p20:.1f} – {row.p80:.1f}"]),
         f"{row.speed_up:.2f}×",
         "" if length is None else f"{length:.2f}",
-        per_depth(row.acceptance_per_position or []),
+        *([] if is_brief else [per_depth(row.acceptance_per_position or [])]),
         _identical(row, differences),
     ]
 

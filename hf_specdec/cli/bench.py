@@ -27,7 +27,7 @@ from ..benchmarking import dtypes, suites
 from ..benchmarking import prompts as prompt_sets
 from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
-from ..benchmarking.tables import differences_table, suite_table, table
+from ..benchmarking.tables import differences_table, show, suite_table, table
 from ..trees.text import parse_tree
 from .arguments import (
     checked_device,
@@ -286,16 +286,16 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
             note = f"{name}: {count} of {gate.num_prompts} texts identical to plain generate in float32"
             console.print(note, markup=False)
     if gate is not None and not gate.is_passed:
-        console.print(differences_table(gate.differences))
+        show(console, differences_table(gate.differences))
         console.print("Not timed: a speed-up of another text would mean nothing.")
     else:
         console.print()
-        console.print(table(report))
+        show(console, table(report), table(report, is_brief=True))
         if "suite" in setting:
             console.print("\nAs Spec-Bench counts (means over steps, and over questions):")
-            console.print(suite_table(report))
+            show(console, suite_table(report))
         if report.no_ties:
-            console.print(differences_table(report.no_ties))
+            show(console, differences_table(report.no_ties))
             console.print(
                 f"In {setting['dtype']}, these texts part from plain generate's where no rounding explains it."
             )

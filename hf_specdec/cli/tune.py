@@ -15,7 +15,7 @@ from transformers.utils import logging
 from .. import loading
 from ..benchmarking import prompts as prompt_sets
 from ..benchmarking.environment import environment
-from ..benchmarking.tables import per_depth
+from ..benchmarking.tables import per_depth, show
 from ..benchmarking.tuning import Tuner, Tuning
 from ..trees import AutoTree
 from ..trees.text import shorten
@@ -116,7 +116,7 @@ def _show(tuning: Tuning) -> None:
             f"{found.measured / plain.measured:.2f}×",
         )
     console.print()
-    console.print(table)
+    show(console, table)
     best = tuning.best
     if best.tree is None:
         console.print("No tree pays here: leave `assistant_model` out, or take another draft.")

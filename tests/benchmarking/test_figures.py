@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from hf_specdec import SpeculationMetrics
 from hf_specdec.benchmarking.comparison import Call
 from hf_specdec.benchmarking.figures import figures, milliseconds_of_step, percentiles
+from hf_specdec.benchmarking.tables import show, suite_table, table
 
 
 def metrics(accepted: list[int], seconds: dict[str, float] | None = None) -> SpeculationMetrics:
@@ -80,3 +86,19 @@ def test_pooling_leaves_the_calls_as_they_were() -> None:
     first, second = metrics([1]), metrics([3])
     assert SpeculationMetrics.sum_of([first, second]).num_accepted_per_position == [2, 1, 1]
     assert first.num_accepted_per_position == [1] and first.accepted_per_step == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "width", "shows_percentiles"), [(True, 120, True), (True, 72, False), (False, 72, True)]
+)
+def test_tables_are_not_cut_off(is_terminal: bool, width: int, shows_percentiles: bool) -> None:
+    """A terminal gets what fits, a file all of it."""
+    rows = figures(CALLS, temperature=0.0, reference="generate")
+    report: Any = SimpleNamespace(figures=rows, differences=[])
+    console = Console(file=StringIO(), force_terminal=is_terminal, color_system=None, width=width)
+    show(console, table(report), table(report, is_brief=True))
+    show(console, suite_table(report))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("p20 – p80" in printed) == shows_percentiles and console.width == width
+    text = printed.replace("1, 2, …", "")
+    assert "…" not in text and "4.00×" in text and text.count("mean accepted tokens") == 1
