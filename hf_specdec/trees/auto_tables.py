@@ -42,6 +42,8 @@ class AcceptanceTable:
         weight: float = WEIGHT,
     ):
         self._weight = weight
+        self._chances: list[list[float]] | None = None
+        """The present chances; None if they are yet to be computed."""
         depths, ranks = range(max_depth), range(max_children)
         self._hits = [[0.0 for _ in ranks] for _ in depths]
         self._trials = [[0.0 for _ in ranks] for _ in depths]
@@ -96,7 +98,8 @@ class AcceptanceTable:
         return self._trials[0][0]
 
     def grow_older(self) -> None:
-        """Lets earlier counts count less."""
+        """Lets earlier counts count less. Every step begins with it."""
+        self._chances = None
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
@@ -115,8 +118,14 @@ class AcceptanceTable:
     def chances(self) -> list[list[float]]:
         """
         Acceptance probabilities `[depth][rank]`, not rising with the rank; rarely seen entries lean on other depths of
-        the rank.
+        the rank. The same list until something is counted.
         """
+        if self._chances is None:
+            self._chances = self._computed()
+        return self._chances
+
+    def _computed(self) -> list[list[float]]:
+        """See `chances`."""
         table, weight = [], self._weight
         # How many times the prior of each rank came true, over all depths.
         ratios = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from .auto_learning import Ratio, Trust
 from .auto_tables import AcceptanceTable, expected_length, expected_of
@@ -32,6 +32,8 @@ class CandidateLearning:
         self.acceptance, self._advantages = acceptance, advantages
         self._trust, self._ratio = Trust(), Ratio()
         self._calibration: Calibration | None = None
+        self._expected: tuple[list[list[float]], dict[Tree | None, float]] = [], {}
+        """Chances, and the tokens that were expected of trees by them."""
 
     def calibration(self) -> Calibration:
         """How the next step reads its draft's confidence; the same until `renew`."""
@@ -77,10 +79,16 @@ class CandidateLearning:
                     break
         self.acceptance.add_offered([(row.ranks, row.offered) for row in outcomes])
 
-    def expected_tokens(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
+    def expected_tokens(self, trees: Collection[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per row of a step with each of these trees."""
         chances = self.acceptance.chances()
-        return {tree: 1.0 + (expected_of(tree, chances) - 1.0) * self._factor(tree) for tree in trees}
+        if self._expected[0] is not chances:
+            self._expected = chances, {}
+        known = self._expected[1]
+        for tree in trees:
+            if tree not in known:
+                known[tree] = expected_of(tree, chances)
+        return {tree: 1.0 + (known[tree] - 1.0) * self._factor(tree) for tree in trees}
 
     def _factor(self, tree: Tree | None) -> float:
         """What is accepted of a tree over what was expected of it."""

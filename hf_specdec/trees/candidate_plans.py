@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from .auto import AutoTree, Plan
@@ -68,7 +68,7 @@ class CandidatePlans(TreeChoice):
         """Expected tokens per second of steps with `tree` (None: without a tree)."""
         return self.rates([tree])[tree]
 
-    def rates(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
+    def rates(self, trees: Collection[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
         tokens = self.learning.expected_tokens(trees)
         return {tree: number / self.times.of(tree) for tree, number in tokens.items()}

@@ -60,7 +60,10 @@ class WholeTimes:
         self._of_all: deque[float] = deque(maxlen=31)
         self._of_all_then: float | None = None
         self._best: dict[Tree | None, float] = {}
-        self._parts: tuple[int, np.ndarray] = (-1, np.zeros(3))
+        self._expected: dict[Tree | None, float] = {}
+        """What `of` has found since the last step."""
+        self._parts: tuple[float, float, float] | None = None
+        """What a tree adds to a plain step: once, for a level and for a node; None if that is yet to be computed."""
 
     @property
     def are_known(self) -> bool:
@@ -92,6 +95,8 @@ class WholeTimes:
             return
         self.steps += 1
         self.seconds += seconds
+        self._expected.clear()
+        self._parts = None
         first = self._first.setdefault(tree, [])
         if len(first) < self.FIRST:
             first.append(seconds)
@@ -106,8 +111,12 @@ class WholeTimes:
 
     def of(self, tree: Tree | None) -> float:
         """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
-        if tree not in self._first:
-            return self._estimated(tree)
+        if tree not in self._expected:
+            self._expected[tree] = self._timed(tree) if tree in self._first else self._estimated(tree)
+        return self._expected[tree]
+
+    def _timed(self, tree: Tree | None) -> float:
+        """Seconds of a step with a tree that was timed."""
         own, of_all = statistics.median(factor for _, factor in self._recent[tree]), statistics.median(self._of_all)
         age = self.steps - self._recent[tree][-1][0]
         weight = len(self._recent[tree]) * 0.5 ** (age / self.HALF_LIFE)
@@ -135,12 +144,14 @@ class WholeTimes:
         known = [one for one in self._first if one is not None]
         if tree is None or None not in self._first or not known:
             return min((self.of(one) for one in self._first), default=0.0)
-        shapes = np.array([[1.0, one.depth, one.num_nodes] for one in known])
-        largest = shapes.max(axis=0)
-        if self._parts[0] != self.steps:
-            plain = self.of(None)
-            self._parts = self.steps, _least_parts(shapes / largest, np.array([self.of(one) - plain for one in known]))
-        return self.of(None) + float(self._parts[1] @ ((1.0, tree.depth, tree.num_nodes) / largest))
+        plain = self.of(None)
+        if self._parts is None:
+            shapes = np.array([[1.0, one.depth, one.num_nodes] for one in known])
+            largest = shapes.max(axis=0)
+            added = np.array([self.of(one) - plain for one in known])
+            self._parts = tuple((_least_parts(shapes / largest, added) / largest).tolist())
+        once, of_level, of_node = self._parts
+        return plain + once + of_level * tree.depth + of_node * tree.num_nodes
 
 
 def _least_parts(shapes: np.ndarray, added: np.ndarray) -> np.ndarray:

@@ -112,6 +112,22 @@ def test_what_is_timed_is_known() -> None:
     assert 2.0 <= times.of(TokenTree.chain(2)) <= 3.0
 
 
+def test_a_plan_computes_what_it_needs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes about a millisecond on the device; what has not changed since the last one is kept."""
+    seconds = machine(node=0.02, level=0.05)
+    choice, draws = choice_with(warm_times(seconds)), random.Random(0)
+    computed = list[AcceptanceTable]()
+    own = AcceptanceTable._computed
+    monkeypatch.setattr(AcceptanceTable, "_computed", lambda table: computed.append(table) or own(table))
+    gain(choice, GOOD, seconds, 40)
+    assert 10 < len(computed) <= 40
+    chances, expected = choice.learning.acceptance.chances(), choice.rate(choice.candidates[-1])
+    assert choice.learning.acceptance.chances() is chances
+    path = path_through(choice.candidates[-1], BAD, draws)
+    choice.end_whole_step(choice.candidates[-1], [path], 2 * seconds(choice.candidates[-1]))
+    assert choice.learning.acceptance.chances() != chances and choice.rate(choice.candidates[-1]) != expected
+
+
 def test_the_load_is_believed_of_what_is_not_in_use() -> None:
     times, (used, other) = warm_times(machine(0.05, 0.05)), CandidateTrees(LIMITS).trees[:2]
     first = times.of(other)
