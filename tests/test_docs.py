@@ -19,7 +19,7 @@ from support.compatibility import family_table
 from support.exact import SIGNIFICANCE
 from support.goldens import trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
-from support.pages import PAGES, PLAIN, ROOT, Outcome, blocks, needs, run_blocks, run_pages, runnable
+from support.pages import PAGES, ROOT, Outcome, blocks, run_blocks, run_pages, runnable
 from support.sampling import a_draft, fit_samples, the_target
 from typer.testing import CliRunner
 
@@ -67,7 +67,7 @@ def outcomes(probes: dict[str, Path], request: pytest.FixtureRequest) -> dict[Pa
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if needs(page) == PLAIN else ()) for page in RUNNABLE],
+    [pytest.param(page, marks=pytest.mark.slow) for page in RUNNABLE],
     ids=name_of,
 )
 def test_python_runs(page: Path, outcomes: dict[Path, Outcome]) -> None:
@@ -141,6 +141,7 @@ def padded_texts() -> tuple[dict[str, Any], torch.Tensor]:
     ],
     ids=str,
 )
+@pytest.mark.some_cases(2)
 def test_the_drafter_of_phrases_in_batches(options: dict[str, Any]) -> None:
     """`PhraseDraft` of docs/writing-a-drafter.md, with phrases that branch; padded rows, some of which end early."""
     drafter = run_page(ROOT / "docs" / "writing-a-drafter.md")["PhraseDraft"]
@@ -165,6 +166,7 @@ def test_the_drafters_refuse_what_they_cannot_fill(name: str) -> None:
             trained_target().generate(**namespace["inputs"], assistant_model=draft, tree=tree)
 
 
+@pytest.mark.slow
 def test_the_drafter_that_draws_is_exact() -> None:
     """
     Texts drafted by `OneLayer` of docs/writing-a-drafter.md against the enumerated distribution; and those of one that

@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[list[str], int]] = {
     ),
 }
 PACKAGES = {"peft_lora": "peft", "quantized": "torchao"}
+LONG = {"custom_trees", "train_head"}
 
 
 @pytest.fixture
@@ -78,7 +79,9 @@ def test_every_example_is_called() -> None:
     assert sorted(CALLS) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMES]
+)
 def test_examples(name: str, run, tmp_path: Path) -> None:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason=f"{PACKAGES[name]} is not installed")
@@ -92,6 +95,7 @@ def test_examples(name: str, run, tmp_path: Path) -> None:
         assert re.match(r"\[\d", numbers) and not re.search(r"[^\d,\[\] ]|\]\S", numbers), printed
 
 
+@pytest.mark.slow
 def test_openai_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against a server in a process of its own."""
     for package in ("openai", "fastapi", "prometheus_client", "uvicorn"):

@@ -63,7 +63,7 @@ def test_trained_model_prompt_by_prompt(trained_draft: PreTrainedModel, tree: An
 
 @pytest.mark.parametrize("tree", TRAINED_TREES, ids=["chain", "irregular", "dynamic"])
 @pytest.mark.parametrize("kind", ["model", "ngram"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_trained_model_in_a_batch(trained_draft: PreTrainedModel, kind: str, tree: Any) -> None:
     """All prompts at once, of lengths from 8 to 57."""
     target, goldens = trained_target(), trained_prompts()
@@ -92,6 +92,7 @@ def texts() -> list[str]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(1)
 def test_pipeline_with_an_assistant(trained_draft: PreTrainedModel, texts: list[str], batch_size: int) -> None:
     target, tokenizer = trained_target(), trained_tokenizer()
     options = {"max_new_tokens": 24, "do_sample": False, "batch_size": batch_size}
@@ -108,6 +109,7 @@ def test_pipeline_with_an_assistant(trained_draft: PreTrainedModel, texts: list[
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "ngram"])
+@pytest.mark.some_cases(1)
 def test_pipeline_with_a_draft_of_ours(texts: list[str], kind: str) -> None:
     """It is given to the pipeline, or to the call."""
     drafts = {"eagle": trained_head, "medusa": trained_medusa_heads, "ngram": lambda: NgramDraft(min_ngram=1)}
@@ -127,6 +129,7 @@ def test_pipeline_with_a_draft_of_ours(texts: list[str], kind: str) -> None:
 
 @pytest.mark.parametrize("size", [500, 530], ids=["smaller", "larger"])
 @pytest.mark.parametrize("by_name", [False, True], ids=["model", "folder"])
+@pytest.mark.some_cases(1)
 def test_pipeline_with_another_padding(
     trained_draft: PreTrainedModel, texts: list[str], size: int, by_name: bool, tmp_path: Path
 ) -> None:
@@ -186,6 +189,7 @@ def test_lora_target(target: PreTrainedModel, draft: PreTrainedModel, batch_size
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(1)
 def test_lora_draft(target: PreTrainedModel, batch_size: int) -> None:
     """A draft with an adapter is what it would be with the adapter merged into its weights."""
     adapted = with_lora(noisy_copy(target), seed=1)
@@ -248,7 +252,7 @@ def vision(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, Callable[[i
 
 @pytest.mark.parametrize("batch_size, padding", [(1, False), (3, True)])
 @pytest.mark.parametrize("kind", ["text model", "self", "ngram"])
-@pytest.mark.some_cases(8)
+@pytest.mark.some_cases(3)
 def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding: bool) -> None:
     model, inputs_of = vision
     inputs = inputs_of(batch_size, padding)
@@ -263,7 +267,7 @@ def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding:
 
 @pytest.mark.parametrize("pieces", [((9,), (20,), (4, 5)), ((3, 4, 2), (12,), (1, 8))])
 @pytest.mark.parametrize("name", VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_images_in_some_rows(name: str, pieces: tuple[tuple[int, ...], ...]) -> None:
     """In the last row alone, and several in one row."""
     model, inputs = VISION_MODELS[name][0](), padded(ragged_image_prompts(name, pieces))
@@ -277,6 +281,7 @@ def test_prompts_without_an_image(vision: Any) -> None:
     assert metrics.accepted_per_step == [[4] * 4]
 
 
+@pytest.mark.some_cases(2)
 def test_turns_behind_an_image(vision: Any) -> None:
     """The second turn has its image in the cache only."""
     model, inputs_of = vision

@@ -80,6 +80,7 @@ def test_shipped_weights_are_small(folder: Path) -> None:
 
 
 @each
+@pytest.mark.some_cases(1)
 def test_greedy_texts_are_those_of_plain_generate(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plain: torch.Tensor, folder: Path
 ) -> None:

@@ -50,6 +50,7 @@ def poisoned_pair(
 
 @pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(2)
 def test_greedy_texts(batch_size: int, attn_implementation: str) -> None:
     target, draft = poisoned_pair(attn_implementation)
     call = prompts(batch_size, 9, padding=batch_size > 1) | {"max_new_tokens": 40, "do_sample": False}
@@ -59,6 +60,7 @@ def test_greedy_texts(batch_size: int, attn_implementation: str) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.some_cases(1)
 def test_heads_go_on(in_flight: bool) -> None:
     """They read features of the target, of which those of a spoiled step are NaN."""
     target, head, prompt = copy.deepcopy(trained_target()).float(), trained_head().float(), [3, 4, 8]
@@ -85,6 +87,7 @@ def test_sampled_texts_go_on() -> None:
 
 
 @pytest.mark.parametrize("kind, batch_size", [("greedy", 1), ("greedy", 3), ("sampled", 3), ("states", 3)])
+@pytest.mark.some_cases(1)
 def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call goes on without them, and without drafts."""
     pytest.importorskip("triton", reason="the kernels need triton")
@@ -99,6 +102,7 @@ def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("on_device, has_states", [(False, False), (True, False), (True, True)])
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(on_device: bool, has_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = poisoned_pair(has_states=has_states)
     inputs = [row.tolist() for row in prompts(3, 9)["input_ids"]]

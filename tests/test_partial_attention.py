@@ -63,6 +63,7 @@ def test_greedy_equality(family: str, implementation: str, batch_size: int, kind
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", PARTIAL)
+@pytest.mark.some_cases(3)
 def test_dynamic_trees_after_chunked_prefill(family: str, batch_size: int) -> None:
     inputs = prompts(batch_size, PROMPT, padding=batch_size > 1)
     assert_same_text(
@@ -103,7 +104,7 @@ def test_requests_that_share_steps(family: str) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("family", PARTIAL)
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_turns(family: str, batch_size: int) -> None:
     """Speculation returns the cache of plain `generate`, goes on with one, and lets it be gone on with."""
     target, found = target_of(family), {}

@@ -39,6 +39,7 @@ def chat(tokenizer: PreTrainedTokenizerBase, *contents: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_model_drafting_for_itself_accepts_every_token(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_model_drafting_for_itself_accepts_every_token(
     assert sum(accepted < 4 for accepted in steps) <= 1
 
 
+@pytest.mark.slow
 def test_ngram_trees_on_a_repetitive_prompt(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     inputs = chat(tokenizer, REPETITIVE)
     plain = target.generate(**inputs, max_new_tokens=32, do_sample=False)
@@ -80,6 +82,7 @@ def test_a_padded_batch_with_a_branching_tree(target: PreTrainedModel, tokenizer
     assert torch.equal(plain, output)
 
 
+@pytest.mark.slow
 def test_stop_strings_and_sampling_with_a_seed(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     inputs = chat(tokenizer, REPETITIVE)
     options: dict[str, Any] = {"max_new_tokens": 40, "stop_strings": ["bread"], "tokenizer": tokenizer}

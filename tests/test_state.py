@@ -50,6 +50,7 @@ def at_once(*calls: Callable[[], torch.Tensor]) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("family", ["mistral", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("company", ["plain", "another tree", "itself as the draft"])
+@pytest.mark.some_cases(1)
 def test_two_threads_on_one_model(family: str, company: str) -> None:
     model = tiny_model(family, attention_sharpness=3.0)
     draft = noisy_copy(model)
@@ -156,6 +157,7 @@ def test_the_attention_implementation_is_restored(family: str, implementation: s
 @pytest.mark.parametrize("where", ["processor", "streamer"])
 @pytest.mark.parametrize("after", [0, 1, 5])
 @pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.some_cases(5)
 def test_after_an_error_all_is_as_before(
     target: PreTrainedModel, draft: PreTrainedModel, where: str, after: int, do_sample: bool
 ) -> None:
@@ -235,6 +237,7 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("batch_size, name", [(3, "drawn"), *zip((1, 3, 1, 3), SAMPLING, strict=True)])
+@pytest.mark.some_cases(2)
 def test_a_seed_reproduces_a_run(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, name: str) -> None:
     tree, values = SAMPLING[name]
     config = SpeculativeConfig(tree=tree, **values)

@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("is_paged", [False, True])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flash_attention_2"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.some_cases(16)
 def test_families(name: str, implementation: str, is_paged: bool) -> None:
     family, values = MODELS[name]
     assert is_known(tiny_model(family, **values), implementation, is_paged)

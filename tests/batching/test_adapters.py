@@ -54,6 +54,7 @@ def expected(model: Any, choices: Any = CHOICES, count: int = 16, **options: Any
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["ngram", "draft", "head"])
+@pytest.mark.some_cases(2)
 def test_rows_have_their_own_adapters(shared: Any, kind: str) -> None:
     drafts = {
         "ngram": lambda: None,
@@ -137,6 +138,7 @@ def test_prompts_with_images() -> None:
 
 @pytest.mark.any_version
 @pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.some_cases(1)
 def test_captured_steps(kind: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves every mix of adapters, of steps and of prompts."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -349,6 +351,7 @@ def test_adapters_that_go(shared: Any) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_two_managers_and_a_user(shared: Any) -> None:
     """Of one model at a time, each in its thread, while its user calls `generate`."""

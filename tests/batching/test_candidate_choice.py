@@ -313,6 +313,7 @@ def test_steps_that_nobody_times_do_not_keep_it_without_trees() -> None:
 
 
 @pytest.mark.parametrize("share_timed", [1.0, 0.6])
+@pytest.mark.some_cases(1)
 def test_what_a_head_reads_for_a_look_is_paid_for(share_timed: float) -> None:
     """Behind plain steps it has to read before there can be a tree, which none of the timed steps shows."""
     seconds, draws = machine(0.01, 0.05), random.Random(0)
@@ -345,6 +346,7 @@ def test_steps_in_which_a_head_only_reads_are_no_measure_of_others() -> None:
     assert choice.times.of(None) == 1.0
 
 
+@pytest.mark.slow
 def test_good_times_do_not_pay_for_many_bad_ones() -> None:
     seconds = machine(0.5, 0.1)
     good, choice = machine(0.002, 0.02), choice_with(warm_times(seconds))

@@ -138,6 +138,7 @@ def fit_of_calls(draft: Any, rows: int = 1_000, **options: Any) -> Fit:
     return fit(tokens, expected_tokens("plain"))
 
 
+@pytest.mark.slow
 def test_samples_are_the_target_s(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds, launch = [], InFlightStep.launch
     monkeypatch.setattr(InFlightStep, "launch", lambda step: (kinds.append(step.kind.draws), launch(step))[1])
@@ -146,6 +147,7 @@ def test_samples_are_the_target_s(steps: Steps, monkeypatch: pytest.MonkeyPatch)
     assert found.p_value > SIGNIFICANCE, found
 
 
+@pytest.mark.slow
 def test_best_tokens_verified_as_if_drawn_are_caught(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     grow = BlockDrafter.grow
 

@@ -92,6 +92,7 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     assert counts[0] >= 4 and set(counts) == {counts[0]} and captures == sorted(set(captures))
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_layers_that_run_untraced(stand_in: StandIn) -> None:
     """As with TORCH_COMPILE_DISABLE: rows are parted for attention there, too."""

@@ -40,7 +40,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return install_stand_in(monkeypatch, with_kernel=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [CHAIN, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
     """It plans, and rows that were not drafted for count as no refusals."""
     target = tiny_model(dtype=torch.float32)
@@ -71,6 +73,7 @@ def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.Monk
     assert 1 < len(kinds) <= len(CandidateTrees(AutoTree()).trees) + 2 and len(runs) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_trees")
 def test_auto_captures_nothing_once_it_is_warm(
     runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +102,7 @@ def test_auto_captures_nothing_once_it_is_warm(
     assert len({step.kind.tree for step in runs[-40:]}) > 3
 
 
+@pytest.mark.slow
 def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
     monkeypatch.setattr(CandidateChoice, "plan", lambda self, **_: Plan(None, 1.0))
@@ -137,6 +141,7 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(carried[step + 1] == "tree" for step, what in enumerate(carried[:-1]) if what == "reads")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_trees")
 def test_auto_within_a_budget_and_beside_other_trees(
     runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch
@@ -184,6 +189,7 @@ def test_trees_for_which_nothing_is_captured(other: dict[str, Any]) -> None:
     assert steps.ready_trees(requests) == frozenset()
 
 
+@pytest.mark.slow
 def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:
     """They accept less: what greedy ones accept is not believed of them, nor the other way round."""
     target = tiny_model(dtype=torch.float32)

@@ -90,24 +90,30 @@ def expected(number: int, setting: str) -> torch.Tensor:
     return enumerate_tokens(the_target(), inputs, LENGTH, **ALL_SETTINGS[setting])
 
 
-FAST = {("noisy", "rejection"), ("head", "target, dynamic")}
+FEW = ("temperature", "top-p", "penalties")
+MANY = ("plain", "temperature", "top-k", "top-p", *PROCESSED_SETTINGS)
 
 
 @pytest.mark.parametrize(
-    "assistant, method",
+    "assistant, method, settings, samples",
     [
-        pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-        for case in itertools.product(("noisy", "head"), METHODS)
+        pytest.param("noisy", "rejection", FEW, 600, id="few settings"),
+        *(
+            pytest.param(*case, MANY, SAMPLES, marks=pytest.mark.slow, id="-".join(case))
+            for case in itertools.product(("noisy", "head"), METHODS)
+        ),
     ],
 )
-def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]) -> None:
-    settings = ("plain", "temperature", "top-k", "top-p", *PROCESSED_SETTINGS)
-    found = fit_requests(assistant, method, False, settings)
+def test_samples_are_exact(
+    assistant: str, method: str, settings: tuple[str, ...], samples: int, runs: list[InFlightStep]
+) -> None:
+    found = fit_requests(assistant, method, False, settings, samples)
     assert found.p_value > SIGNIFICANCE, found
     assert len(runs) > 20
 
 
-@pytest.mark.parametrize("method", ["rejection", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rejection", "off"])
 def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> None:
     found = fit_requests("noisy", method, True, ("plain", "temperature"))
     assert found.p_value > SIGNIFICANCE, found
@@ -115,6 +121,7 @@ def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> 
 
 
 @pytest.mark.parametrize("wrong", ["numbers", "warpers", "children"])
+@pytest.mark.some_cases(1)
 def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One number for all places; the first row's temperature for all; children all tested with the root's q."""
     right = choosing.uniform

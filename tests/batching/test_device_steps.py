@@ -41,7 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["draft", "head"])
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto", None], ids=["static", "dynamic", "auto", "off"])
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None:
     """Once the first have let both caches take their memory."""
     target = copy.deepcopy(the_target()).float()
@@ -117,6 +117,7 @@ def test_a_users_criterion_ends_a_text_within_a_step(runs: list[InFlightStep]) -
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "states"])
+@pytest.mark.some_cases(2)
 def test_nan_ends_its_request_alone(kind: str, runs: list[InFlightStep]) -> None:
     """Others with the same blocks, or in the same place of the states, later, too."""
     if kind == "states":
@@ -144,6 +145,7 @@ def test_nan_ends_its_request_alone(kind: str, runs: list[InFlightStep]) -> None
     assert len(runs) > 10
 
 
+@pytest.mark.slow
 def test_a_budget_smaller_than_the_trees_depth(stand_in: StandIn) -> None:
     """A head's own tree is cut to fewer nodes than it has levels."""
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 9, 3, 7))
@@ -179,6 +181,7 @@ def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", ["head", "states"])
+@pytest.mark.some_cases(1)
 def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first has done does not count, and a head still has the features that it needs."""
     capture, captured = InFlightStep.capture, []
@@ -214,6 +217,7 @@ def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(kind: str, mon
 # --------------------------------------------------------------------------------------------------------------- sizes
 
 
+@pytest.mark.slow
 def test_a_larger_graph_serves_until_a_size_has_come_often(
     runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

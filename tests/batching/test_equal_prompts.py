@@ -51,6 +51,7 @@ def tokens(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind, captured", [*((kind, False) for kind in DRAFTS), ("model", True), ("eagle", True)])
+@pytest.mark.some_cases(2)
 def test_copies_of_prompts(kind: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter than a block, with one behind others, and with one that is full: texts and drafts are as without."""
     dtype, runs = (torch.float32 if captured else torch.float64), runs_of_steps(monkeypatch)
@@ -88,6 +89,7 @@ def test_samples() -> None:
 
 
 @pytest.mark.parametrize("name, behind", [("gemma3", 14), ("qwen3_vl", 14), ("qwen3_vl", 0)])
+@pytest.mark.some_cases(1)
 def test_images(name: str, behind: int) -> None:
     """Which are in no full block; where a prompt ends with its image, it is read whole each time."""
     model, inputs = vision.VISION_MODELS[name][0](), vision.ragged_image_prompts(name, ((9, behind),))[0]
@@ -102,6 +104,7 @@ def test_images(name: str, behind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
+@pytest.mark.some_cases(1)
 def test_requests_that_end_at_any_time(kind: str) -> None:
     """Copies are of requests that run and have no errors; nobody reads what belongs to nobody."""
     choice, model = random.Random(1), the_target()

@@ -88,6 +88,7 @@ def poison(model: PreTrainedModel, value: float) -> None:
 
 @pytest.mark.parametrize("warper", [{}, {"top_h": 0.9}, {"eta_cutoff": 0.001}], ids=str)
 @pytest.mark.parametrize("of, value", [("target", torch.inf), ("draft", torch.inf), ("draft", torch.nan)])
+@pytest.mark.some_cases(3)
 def test_infinite_logits(
     target: PreTrainedModel, draft: PreTrainedModel, of: str, value: float, warper: dict[str, Any]
 ) -> None:
@@ -209,6 +210,7 @@ WRONG_DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_DRAFTS)
+@pytest.mark.some_cases(6)
 def test_a_fault_in_what_a_users_drafter_draws(target: PreTrainedModel, name: str) -> None:
     wrong, words = WRONG_DRAFTS[name]
     manager = manager_of(target, Draws(**wrong), tree="[(0,), (0, 0)]")

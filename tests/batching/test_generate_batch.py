@@ -57,6 +57,7 @@ def of_family(family: str, count: int = 4, new_tokens: int = 16) -> tuple[PreTra
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(5)
 def test_families_with_a_draft_model(family: str) -> None:
     model, texts = of_family(family)
     call = {"max_new_tokens": len(texts[0]), "tree": IRREGULAR, "continuous_batching_config": limits()}
@@ -64,6 +65,7 @@ def test_families_with_a_draft_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(5)
 def test_families_with_a_head(family: str) -> None:
     model, texts = of_family(family)
     head = tiny_head(model, aux_layer_ids=[0, 1, model.config.get_text_config().num_hidden_layers])
@@ -80,7 +82,7 @@ def texts(target: PreTrainedModel) -> list[list[int]]:
 @pytest.mark.smoke
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0)]", DYNAMIC, "auto", [(0, "[(0,)]"), (20, DYNAMIC)]])
 @pytest.mark.parametrize("kind", ["draft", "ngram"])
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(3)
 def test_trees(target: PreTrainedModel, draft: PreTrainedModel, texts: list[list[int]], kind: str, tree: Any) -> None:
     assistant = draft if kind == "draft" else NgramDraft()
     config = SpeculativeConfig() if tree is None else None
@@ -90,7 +92,7 @@ def test_trees(target: PreTrainedModel, draft: PreTrainedModel, texts: list[list
 
 @pytest.mark.parametrize("name", ["safeailab_eagle1", "safeailab_eagle3", "specforge_eagle3"])
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0), (0, 0, 0)]"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_trained_heads(name: str, tree: str | None) -> None:
     prompts = trained_prompts()["prompts"][:8]
     call = {"tree": tree, "continuous_batching_config": limits()}
@@ -101,7 +103,7 @@ def test_trained_heads(name: str, tree: str | None) -> None:
 
 @pytest.mark.parametrize("num_blocks", [17, 24, 40])
 @pytest.mark.parametrize("kind", ["draft", "ngram", "head"])
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_few_blocks(kind: str, num_blocks: int) -> None:
     """Requests wait, and lose their K/V to older ones; texts and acceptance do not change."""
     model, expected = of_family("llama", count=len(ragged_prompts()), new_tokens=24)
@@ -119,6 +121,7 @@ def test_few_blocks(kind: str, num_blocks: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.some_cases(1)
 def test_memory_as_it_comes_is_never_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody has written may be anything, NaN too, which no mask can hide."""
     model = tiny_model()
@@ -240,6 +243,7 @@ def test_refusals(case: str, target: PreTrainedModel, draft: PreTrainedModel) ->
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj"])
+@pytest.mark.some_cases(1)
 def test_texts_past_the_last_position_of_a_table(family: str) -> None:
     """Such a request fails there, and the others go on."""
     model = tiny_model(family)
@@ -255,6 +259,7 @@ def test_texts_past_the_last_position_of_a_table(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
+@pytest.mark.some_cases(1)
 def test_texts_of_models_that_could_see(name: str) -> None:
     model = getattr(vision, name)()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0

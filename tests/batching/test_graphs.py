@@ -58,7 +58,7 @@ def len_of_text(output: Any) -> int:
     "tree", [pytest.param(IRREGULAR, id="static"), pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(2)
 def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
     """Rows come and go, past sliding windows; the same graphs serve batches of several sizes."""
     model = tiny_model(family, dtype=torch.float32)
@@ -71,6 +71,7 @@ def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
     assert stand_in.replays > 10 and 0 < stand_in.captures < 40 and stand_in.attended > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["head", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "draft"))]
 )
@@ -90,6 +91,7 @@ def test_drafters(kind: str, stand_in: StandIn) -> None:
     assert stand_in.replays > 20
 
 
+@pytest.mark.slow
 def test_rows_of_others_are_left_alone(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows that are nobody's wrote to a block of somebody's, texts would change: the tests would see it."""
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8, 9))
@@ -127,6 +129,7 @@ class NotesOperators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_without_kernels(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device without Triton: no graphs, and no operator runs, which would launch a kernel."""
     found = install_stand_in(monkeypatch, with_kernel=True)

@@ -83,7 +83,7 @@ def noting_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(1)
 def test_new_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a text that others have read, in one forward with what follows."""
     _, prompts, texts = family(name)
@@ -100,6 +100,7 @@ def test_new_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+@pytest.mark.some_cases(1)
 def test_long_texts_before_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks, once for all."""
     _, prompts, texts = family(name)
@@ -182,6 +183,7 @@ def test_images_that_change_the_text_before_them(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(1)
 def test_trials_in_bfloat16(name: str) -> None:
     """A trial tells rounding from a wrong mask in bfloat16, too."""
     found = []
@@ -208,7 +210,7 @@ def long_tails(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(1)
 def test_long_texts_behind_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks, but for what a step may read with the images."""
     prompts, texts = long_tails(name)
@@ -227,6 +229,7 @@ def test_long_texts_behind_images(name: str, kind: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("wrong", ["inside", "positions", "tokens"])
+@pytest.mark.some_cases(1)
 def test_wrong_ends_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut inside the image, at positions from zero behind it, and with all tokens' types."""
     prompts, texts = long_tails("qwen3_vl")
@@ -278,7 +281,7 @@ def album(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(1)
 def test_further_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind images that others have read; text behind the first is at its positions, whoever read it."""
     prompts, texts = album(name)
@@ -295,6 +298,7 @@ def test_further_images(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("wrong", ["positions", "digest", "half"])
+@pytest.mark.some_cases(1)
 def test_wrong_further_images_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text behind the first at the positions of texts; keys that tell nothing of a second; a cut inside the first."""
     prompts, texts = album("qwen3_vl")

@@ -43,7 +43,7 @@ def of_family(name: str) -> tuple[PreTrainedModel, list[Any], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", ["draft", "ngram", "head"])
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_texts(name: str, kind: str) -> None:
     model, prompts, texts = of_family(name)
     assistant = {"draft": lambda: noisy_copy(model), "ngram": NgramDraft, "head": lambda: tiny_head(model)}[kind]()
@@ -56,6 +56,7 @@ def test_texts(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(2)
 def test_the_image_matters(name: str) -> None:
     """Else the other tests would pass with any image."""
     model, prompts, texts = of_family(name)
@@ -66,9 +67,10 @@ def test_the_image_matters(name: str) -> None:
             assert written[0, inputs["input_ids"].shape[1] :].tolist() != text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_blocks", "widths"), [(19, ()), (26, (16,))])
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_few_blocks(name: str, num_blocks: int, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that loses its blocks reads its images again, and then what it has written, and no token of both."""
     monkeypatch.setattr(InFlightTarget, "widths", lambda target: widths)
@@ -85,7 +87,7 @@ def test_few_blocks(name: str, num_blocks: int, widths: tuple[int, ...], monkeyp
 
 @pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_captured_steps(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, runs: list[InFlightStep]) -> None:
     """Whole steps over rows with positions of several axes beside texts, and chunks of texts by captured steps."""
     install_stand_in(monkeypatch, with_kernel=True)

@@ -47,6 +47,7 @@ def alone(model: PreTrainedModel, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
+@pytest.mark.some_cases(1)
 def test_the_next_call_has_the_kept_manager(kind: str, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that it has captured. Its options are those of the new call."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
@@ -190,6 +191,7 @@ def test_a_manager_kept_by_a_context_is_as_good_as_new(made: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["draft", "head", "head with some rows"])
+@pytest.mark.some_cases(1)
 def test_calls_inside_inference_mode_and_outside_it(kind: str, made: list[Any]) -> None:
     """What the first call makes is written by the second, weights too. Neither knows of the caller's autocast."""
     model = tiny_model().float()
@@ -208,6 +210,7 @@ def test_calls_inside_inference_mode_and_outside_it(kind: str, made: list[Any]) 
 
 @pytest.mark.parametrize("kind", ["draft", "head"])
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
+@pytest.mark.some_cases(2)
 def test_calls_with_another_default_device(kind: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if graphs:
         install_stand_in(monkeypatch, with_kernel=True)

@@ -73,6 +73,7 @@ def outputs_of(kinds: dict[str, Any], draft: Any, tree: Any, **limit: Any) -> li
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("tree", [IRREGULAR, TokenTree.chain(3), None], ids=["tree", "chain", "off"])
+@pytest.mark.some_cases(1)
 def test_steps_on_the_host(tree: Any) -> None:
     for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), tree):
         check(target(), output, *asked)
@@ -165,7 +166,7 @@ def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> list[PromptStep]:
 @pytest.mark.parametrize(
     "tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=6), None], ids=["tree", "dynamic", "off"]
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_whole_steps(tree: Any, whole_steps: list[InFlightStep], whole_prompts: list[PromptStep]) -> None:
     for output, *asked in outputs_of(KINDS, noisy_copy(target(), 0.05), tree):
         check(target(), output, *asked)

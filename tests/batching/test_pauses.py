@@ -44,6 +44,7 @@ def wait_for_tokens(manager: SpeculativeBatchingManager, name: str, count: int) 
         pytest.param(False, "replaced", "draft", id="no graphs-replaced-draft"),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_weights_are_changed(kind: str, how: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests after it are written with the new ones, also by graphs that were captured before it."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True) if graphs else StandIn()

@@ -58,6 +58,7 @@ def test_dropped_steps_leave_features_that_they_have_not_read() -> None:
     assert store.of([plain], 64).sum() == 5
 
 
+@pytest.mark.slow
 def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full place is read whole, while speculation is off; few features are read at the least width."""
     pytest.importorskip("triton", reason="the kernels need triton")

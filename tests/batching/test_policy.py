@@ -94,6 +94,7 @@ def trained_head_folder() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["draft", "ngram", "head", "medusa"])
+@pytest.mark.some_cases(2)
 def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None:
     """The steps of a long request once the others are gone are those of a new request with its text as the prompt."""
     model, draft, prompts = drafters(kind)
@@ -144,6 +145,7 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("draft", marks=pytest.mark.slow), "head"])
+@pytest.mark.some_cases(1)
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -200,6 +202,7 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
     assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps.stored) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "depth, is_first",
     [

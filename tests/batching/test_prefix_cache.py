@@ -107,7 +107,7 @@ def differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_turns_and_a_shared_beginning(kind: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of plain `generate`; drafts and K/V are those of a manager that shares nothing."""
     dtype, runs = (torch.float32 if captured else torch.float64), runs_of_steps(monkeypatch)
@@ -160,6 +160,7 @@ def test_float32() -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
+@pytest.mark.some_cases(1)
 def test_seeds_draw_the_same(kind: str) -> None:
     """Cold, warm and without the cache: drawn tokens depend on seeds and texts alone."""
     prompts = [random_tokens(18) + [token] for token in (5, 6)]
@@ -290,6 +291,7 @@ def test_adapters(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["in place", "by data", "replaced", "draft", "told"])
+@pytest.mark.some_cases(2)
 def test_other_weights(how: str) -> None:
     """What was cached with earlier weights is not read with later ones, and texts in between are not kept."""
     target, prompt = tiny_model(), random_tokens(18)
@@ -348,7 +350,7 @@ def test_nan_stays_where_it_is(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["model", "eagle"])
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_random_requests_that_end_at_any_time(seed: int, kind: str) -> None:
     """Texts are those of plain `generate`, and at the end nobody has a block."""
     choice = random.Random(seed)

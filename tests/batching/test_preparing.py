@@ -203,6 +203,7 @@ def test_not_too_many_are_kept(target: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("options", SHARED, ids=lambda options: str(list(options)[-1]))
+@pytest.mark.some_cases(2)
 def test_requests_with_prepared_options_share_steps(target: PreTrainedModel, options: dict[str, Any]) -> None:
     """Every row is processed, whatever its processors hold: many requests of one step write what they would alone."""
     draft, prompts = noisy_copy(target, 0.05), ragged_prompts()

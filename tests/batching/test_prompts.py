@@ -64,7 +64,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(2)
 def test_families(family: str, read: Read) -> None:
     """Texts are those of `generate`, whatever prompts are read together."""
     model = tiny_model(family, dtype=torch.float32)
@@ -98,6 +98,7 @@ def test_families(family: str, read: Read) -> None:
         pytest.param("ngram", 600, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.some_cases(2)
 def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     """
     A head sees the features of every token once: it accepts as much as without graphs. (Where blocks run out, it

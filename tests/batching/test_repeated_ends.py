@@ -51,6 +51,7 @@ def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Outcome]]:
     return calls
 
 
+@pytest.mark.slow
 def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """By an end token, a criterion, or its length: nothing is added to it, and it keeps its blocks until then."""
     target, prompts = trained_target(), trained_prompts()["prompts"][:4]
@@ -122,6 +123,7 @@ def test_a_new_request_does_not_wait_for_others_to_end(
 
 
 @pytest.mark.parametrize("more", [0, 1, 2, 9])
+@pytest.mark.some_cases(2)
 def test_texts_after_their_last_position(repeats: list[Repeats], more: int) -> None:
     """A model with learned positions knows none after the last, where a run on the way may stand."""
     target = tiny_model("gpt2", dtype=torch.float32, max_position_embeddings=64)
@@ -140,6 +142,7 @@ def test_texts_after_their_last_position(repeats: list[Repeats], more: int) -> N
 
 
 @pytest.mark.parametrize("num_blocks", [8, 10, 14])
+@pytest.mark.some_cases(1)
 def test_few_blocks(num_blocks: int, repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Where there is none for a run ahead, requests still end, if need be after another has; nobody is asked about that
@@ -174,6 +177,7 @@ def test_few_blocks(num_blocks: int, repeats: list[Repeats], monkeypatch: pytest
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 def test_what_a_text_leaves_after_its_end_does_no_harm(
     repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +240,7 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
+@pytest.mark.some_cases(1)
 def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one step of rest, or 2, 4, …, 16 of them if the next draft is spoiled again."""
     target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)

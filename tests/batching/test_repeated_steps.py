@@ -38,6 +38,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.mark.parametrize(("depth", "lag"), [(0, 1), (2, 3), (2, 6)])
 @pytest.mark.parametrize("keeps_features", [False, True])
+@pytest.mark.some_cases(2)
 def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features: bool) -> None:
     """Rows of requests with room and without, that rest, and that have had an error; beside padding rows."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
@@ -100,6 +101,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
         *(pytest.param(assistant, True, marks=pytest.mark.slow) for assistant in ("head", "off", "auto")),
     ],
 )
+@pytest.mark.some_cases(2)
 def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, repeats: list[Repeats]) -> None:
     """Most steps are launched before the last one is read, and texts are as without that."""
     target, draft, prompts = trained_target(), trained_head(), trained_prompts()["prompts"][:3]
@@ -127,6 +129,7 @@ def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, 
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 def test_acceptance_is_that_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch, repeats: list[Repeats]) -> None:
     """A run that is launched ahead drafts from the tokens of the run before, and reads its features."""
     target, prompts, taken = trained_target(), trained_prompts()["prompts"][:3], []
@@ -168,6 +171,7 @@ def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, load_changes = [], InFlightRows.load_changes
 
@@ -191,6 +195,7 @@ def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkey
     assert len({tuple(values) for _, values in loaded}) > 1 and len(repeats) > 20
 
 
+@pytest.mark.slow
 def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each position has its number, however far the run on the way comes; beside a greedy request."""
     target, prompts, texts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14, 5)), []
@@ -210,6 +215,7 @@ def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: p
     assert texts[0] == texts[1] and len(set(texts[0][0])) > 3
 
 
+@pytest.mark.slow
 def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last run on the way has a tree as well, though nobody is left in it."""
     ran, learnt, left, take, end_step = [], [], [], Outcome.take, CandidateChoice.end_whole_step

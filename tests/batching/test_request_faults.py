@@ -42,6 +42,7 @@ class Raises(LogitsProcessor):
 
 @pytest.mark.parametrize("how", ["raises", "nan", "nothing"])
 @pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.some_cases(3)
 def test_a_fault_in_a_processor_is_its_requests_own(
     manager: SpeculativeBatchingManager, target: PreTrainedModel, how: str, do_sample: bool
 ) -> None:
@@ -110,6 +111,7 @@ def test_scores_that_are_infinite(manager: SpeculativeBatchingManager) -> None:
 
 
 @pytest.mark.parametrize("assistant", ["draft", "ngram"])
+@pytest.mark.some_cases(1)
 def test_logits_that_are_not_numbers(target: PreTrainedModel, assistant: str) -> None:
     """A token whose embedding is NaN poisons the K/V of its request; whoever gets those blocks next is unharmed."""
     target = copy.deepcopy(target)

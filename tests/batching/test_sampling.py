@@ -90,9 +90,9 @@ CONFIGS = {
 @pytest.mark.parametrize(
     "config, seeded",
     [
-        *((config, False) for config in ("rejection", "target", "load")),
+        ("rejection", False),
         ("target", True),
-        pytest.param("rejection, budgets", False, marks=pytest.mark.slow),
+        *(pytest.param(config, False, marks=pytest.mark.slow) for config in CONFIGS if config != "rejection"),
         *(pytest.param(config, True, marks=pytest.mark.slow) for config in CONFIGS if config != "target"),
     ],
 )
@@ -101,7 +101,9 @@ def test_draft_models_are_exact(config: str, seeded: bool) -> None:
     assert found.p_value > SIGNIFICANCE, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assistant", ["head", "ngram"])
+@pytest.mark.some_cases(1)
 def test_others_are_exact(assistant: str) -> None:
     draft = a_head(None) if assistant == "head" else NgramDraft(min_ngram=1)
     found = fit_requests(draft, SpeculativeConfig(tree=TREE), seeded=False)
@@ -117,6 +119,7 @@ def test_one_number_for_all_places_of_a_text_is_caught(monkeypatch: pytest.Monke
     assert fit_requests(a_draft("noisy"), CONFIGS["target"], True, ("plain",)).p_value < 1e-9
 
 
+@pytest.mark.slow
 def test_another_rows_distribution_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children tested with the q of the first row that was drafted for beside them."""
 
@@ -127,6 +130,7 @@ def test_another_rows_distribution_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert fit_requests(a_draft("noisy"), CONFIGS["rejection"], False, ("plain",)).p_value < 1e-9
 
 
+@pytest.mark.slow
 def test_anothers_processors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are taken to do the same although one's temperature is another."""
     monkeypatch.setattr(sharing, "sharing_key", lambda processors: (len(processors),))

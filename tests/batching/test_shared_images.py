@@ -90,7 +90,7 @@ def dialogue(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(4)
 def test_turns(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of all turns is encoded once; another one, or a second, is not taken for it."""
     encoded, (turns, texts) = of_encoder(monkeypatch), dialogue(name)
@@ -124,6 +124,7 @@ def test_equal_prompts_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.some_cases(1)
 def test_few_blocks(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside prompts with the same text and no image, where requests lose their blocks and find them again."""
     monkeypatch.setattr(prompt_inputs, "LEAST_LEAD", 1)
@@ -203,6 +204,7 @@ def test_images_at_the_end_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "tail", "dtype"),
     [("llava", 41, torch.float64), ("gemma3", 21, torch.float64), ("qwen3_vl", 41, torch.float32)],
 )
+@pytest.mark.some_cases(1)
 def test_adjacent_images(name: str, tail: int, dtype: torch.dtype) -> None:
     """Images without text between them are shared together or not at all, though a marker stands in the text."""
     one, apart = vision.ragged_image_prompts(name, ((9, 0, tail), (9, 21, 3)))

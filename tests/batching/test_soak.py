@@ -54,8 +54,8 @@ def text_of(way: Way) -> list[int]:
 @pytest.mark.parametrize(
     "kind, count",
     [
-        ("draft", 200),
-        *(pytest.param(kind, 200, marks=pytest.mark.slow) for kind in ("ngram", "head")),
+        ("draft", 60),
+        *(pytest.param(kind, 200, marks=pytest.mark.slow) for kind in ("draft", "ngram", "head")),
         *(pytest.param(kind, 5000, marks=pytest.mark.slow) for kind in ("draft", "ngram", "head")),
     ],
 )

@@ -67,10 +67,11 @@ def run_load(manager: SpeculativeBatchingManager, prompts: list[list[int]], **op
 # ------------------------------------------------------------------------------------------------------ ready at once
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_spare_time", "few_trees")
 @pytest.mark.parametrize("kind", ["head", "draft", "ngram"])
 @pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_loads_of_any_size_capture_nothing(
     tree: Any, kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_few_graphs_are_captured_before_it_is_ready(tree: Any, monkeypatch: pyte
 
 @pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize(("tree", "most"), [(CHAIN, 3), ("auto", 1)], ids=["static", "auto"])
+@pytest.mark.some_cases(1)
 def test_the_others_follow(tree: Any, most: int) -> None:
     """One by one; requests between them are served as ever, and their texts and counts are their own."""
     target = copy.deepcopy(the_target()).float()

@@ -33,6 +33,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("kind", ["draft", "head"])
 @pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+@pytest.mark.some_cases(1)
 def test_warming_up(tree: Any, kind: str) -> None:
     """All sizes are there before the first request, which finds nothing else changed."""
     target = copy.deepcopy(the_target()).float()

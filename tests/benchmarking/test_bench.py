@@ -36,6 +36,7 @@ def bench(prompts: Path, *arguments: Any) -> Any:
     return on_tiny_target("bench", "--prompts", prompts, "--max-new-tokens", 12, "--rounds", 2, *arguments)
 
 
+@pytest.mark.slow
 def test_figures_and_files(prompts: Path, tmp_path: Path) -> None:
     trees = ("--tree", "default", "--tree", "chain:3")
     files = ("--plot", tmp_path / "bench.png", "--profile", tmp_path / "trace")
@@ -66,6 +67,7 @@ def test_figures_and_files(prompts: Path, tmp_path: Path) -> None:
     assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
 
+@pytest.mark.slow
 def test_temperatures_in_half_precision(prompts: Path, tmp_path: Path) -> None:
     """Sampled texts are not compared; greedy ones show where they part, and how close the logits were."""
     options = ("--temperature", 0, "--temperature", 1, "--dtype", "bfloat16", "--plot", tmp_path / "bench.svg")

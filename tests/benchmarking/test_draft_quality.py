@@ -45,6 +45,7 @@ def results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, d
     return path, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_file_is_what_is_printed_last(results: tuple[Path, dict[str, Any]]) -> None:
     path, printed = results
     assert json.loads(path.read_text()) == printed
@@ -81,6 +82,7 @@ def test_a_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_the_card_of_a_head(results: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     path, printed = results
     folder = tmp_path / "my-head"
@@ -98,6 +100,7 @@ def test_the_card_of_a_head(results: tuple[Path, dict[str, Any]], tmp_path: Path
     assert 'from_pretrained("my-head")' in card.text
 
 
+@pytest.mark.slow
 def test_a_block_head_is_measured_and_gets_a_card(tmp_path: Path) -> None:
     folder, path = tmp_path / "my-block-head", tmp_path / "results.json"
     shutil.copytree(TINY_TARGET.parent / "dspark", folder)

@@ -197,7 +197,7 @@ def expected(tiny_job: Job) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_own_contenders_say_what_plain_generate_says(
     name: str, tiny_job: Job, expected: dict[int, list[list[int]]]
 ) -> None:
@@ -265,6 +265,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_the_command(
     tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +356,7 @@ def test_a_contender_that_hangs_or_fails(tmp_path: Path) -> None:
     assert run("hf-static", str(script), tmp_path / "job.json", output, 60.0, tmp_path / "log") == "Broken"
 
 
+@pytest.mark.slow
 def test_a_command_that_is_ended_ends_its_contender(tmp_path: Path) -> None:
     """By SIGTERM, as `timeout` sends it: nothing goes on in the background."""
     script = tmp_path / "python"

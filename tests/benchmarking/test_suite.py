@@ -177,6 +177,7 @@ def test_bisection_of_what_jumps() -> None:
     assert not hopeless.is_met and len(hopeless.tried) == 12 and hopeless.acceptance_length == 6.0
 
 
+@pytest.mark.slow
 def test_the_smaller_epsilon_the_more_they_agree(pair: Pair) -> None:
     lengths = []
     for epsilon in (1e-6, 0.3, 1.0):

@@ -132,6 +132,7 @@ def test_later_turns() -> None:
         assert torch.equal(prompt.inputs["input_ids"], encode_messages(tokenizer, [messages])["input_ids"])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Second turns follow plain answers; the table has every task, and all of them."""
     file = write(tmp_path / "question.jsonl", SPEC_BENCH)

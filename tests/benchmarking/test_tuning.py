@@ -84,6 +84,7 @@ def test_what_is_counted(do_sample: bool, target: PreTrainedModel, draft: PreTra
     assert metrics.num_drafts - 1 <= table._trials[0][0] <= metrics.num_drafts
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_always_right_gets_a_chain(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a node costs a twentieth of a step: a chain as deep as may be, since second guesses are never right."""
     wide = {TokenTree.from_branching((n,)): 20.0 + n for n in (1, 6)}
@@ -122,6 +123,7 @@ def tune(prompts: Path, *arguments: Any) -> Any:
     return on_tiny_target("tune", "--prompts", prompts, *options, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_command(temperature: int, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"

@@ -84,7 +84,7 @@ def paths_from_scratch(
     "kind, options",
     [*((kind, {}) for kind in ALL_KINDS), ("dflash", CHUNKS), ("peagle", CHUNKS), ("windows", CHUNKS)],
 )
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(2)
 def test_every_step_drafts_as_from_scratch(kind: str, options: dict[str, Any]) -> None:
     """Over a ragged batch with padding: the best nodes of all are those of the text alone."""
     target = tiny_model("llama", seed=1, dtype=torch.float32, vocab_size=12)
@@ -125,7 +125,7 @@ def paths_of(draft: Any, row: int) -> list[tuple[int, ...]]:
 
 @KINDS
 @pytest.mark.parametrize("tree", [CHAIN, IRREGULAR, DYNAMIC, "auto"], ids=["chain", "static", "dynamic", "auto"])
-@pytest.mark.some_cases
+@pytest.mark.some_cases(6)
 def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
     target = a_target()
     head, inputs = tiny_block_head(target, **ALL_KINDS[kind]), prompts(3, 9, padding=True)
@@ -136,7 +136,7 @@ def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
 
 
 @in_turn(ALL_KINDS)
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(2)
 def test_requests_in_flight(kind: str, tree: Any) -> None:
     """Prompts in chunks, texts longer than the head's window, and steps in which the head has to catch up."""
     target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
@@ -148,7 +148,7 @@ def test_requests_in_flight(kind: str, tree: Any) -> None:
 
 @in_turn(BLOCK_KINDS)
 @pytest.mark.filterwarnings("error:.*could not be captured")
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(2)
 def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
     """A call's steps run whole, with the same text and the same drafts as on the host."""
     target = a_target()
@@ -190,6 +190,7 @@ def test_a_tree_deeper_than_a_block_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dflash", "rnn", "peagle"])
+@pytest.mark.some_cases(1)
 def test_catches_up_after_steps_without_drafts(kind: str) -> None:
     """Speculation goes off and on again with the number of requests: the head reads what it has missed."""
     target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))

@@ -102,6 +102,7 @@ def test_requests(kind: str, confidences: list[Any]) -> None:
         assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
 
 
+@pytest.mark.slow
 def test_a_chosen_tree_stays_within_the_limit_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """K/V of nodes beyond the blocks of a request would be lost. Every step is a trial of the head's own tree."""
     target, batch = a_target(), ragged_prompts((5, 9, 2, 3, 7, 12))
@@ -131,6 +132,7 @@ def test_a_chosen_tree_stays_within_the_limit_of_a_step(monkeypatch: pytest.Monk
         assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", ["auto", "rejection"])
 def test_the_distribution_is_the_target_s(verification: Any, confidences: list[Any]) -> None:
     head = tiny_block_head(the_target(), **CONFIDENCE_KINDS["markov"])

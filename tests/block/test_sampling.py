@@ -49,7 +49,7 @@ CAUGHT = 1e-6
         ("peagle", BUDGETS, "plain"),
     ],
 )
-@pytest.mark.some_cases(9)
+@pytest.mark.some_cases(6)
 def test_calls(kind: str, method: str, setting: str) -> None:
     found = fit_samples(METHODS[method], a_block_head(kind), setting)
     assert found.p_value > SIGNIFICANCE, found
@@ -75,6 +75,7 @@ WHOLE = {("dflash", BEST), ("dflash", BUDGETS), ("markov", DRAWN), ("rnn", BUDGE
         for case in itertools.product(("dflash", "markov", "rnn", "dflash2"), (BEST, DRAWN, BUDGETS))
     ],
 )
+@pytest.mark.some_cases(2)
 def test_whole_steps(kind: str, method: str, steps: Steps) -> None:
     found = of_whole_steps(kind, method)
     assert steps.replays > 0
@@ -99,6 +100,7 @@ class ScoredByPosition(BlockDrafter):
         return draft
 
 
+@pytest.mark.slow
 def test_the_positions_q_does_not_fit() -> None:
     """q is the distribution given the node's token, not that of the position alone."""
     found = fit_samples(METHODS[DRAWN], ScoredByPosition(a_block_head("markov")), "plain", rows=4_000)

@@ -109,6 +109,7 @@ def a_target() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
+@pytest.mark.some_cases(1)
 def test_greedy_texts_are_plain(kind: str, outcomes: list[RowOutcome], steps: Steps) -> None:
     target = a_target()
     head, inputs = tiny_block_head(target, **CONFIDENCE_KINDS[kind]), prompts(3, 9, padding=True)
@@ -150,6 +151,7 @@ def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
     ],
     ids=str,
 )
+@pytest.mark.some_cases(1)
 def test_samples_are_the_target_s(
     kind: str, settings: dict[str, Any], outcomes: list[RowOutcome], steps: Steps
 ) -> None:
@@ -158,6 +160,7 @@ def test_samples_are_the_target_s(
     assert found.p_value > SIGNIFICANCE, found
 
 
+@pytest.mark.slow
 def test_nodes_chosen_by_their_own_tokens_do_not_fit(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
     """Of two nodes, the root's second child stays for some of its tokens alone."""
     of = LikeliestNodes.of

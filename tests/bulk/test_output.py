@@ -59,6 +59,7 @@ def test_bad_records_are_named(prompts: Path, output: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], [2], [1, 2, 3]], ids=str)
+@pytest.mark.some_cases(1)
 def test_killed_at_any_moment(prompts: Path, output: Path, sizes: list[int]) -> None:
     """By one process, by several, and by another number of them each time."""
     rng, runs, codes = random.Random(len(sizes)), 0, [1]

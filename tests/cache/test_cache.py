@@ -77,7 +77,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("batch_size, given", [(2, False), (1, True)], ids=["2-returned", "1-given"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_turns(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, given: bool) -> None:
     """Speculating turns on one cache; then plain `generate` goes on with it, and speculation after that."""
     ours, plain = (
@@ -91,6 +91,7 @@ def test_turns(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int,
         ours.assert_same(plain)
 
 
+@pytest.mark.some_cases(1)
 def test_speculation_goes_on_from_a_plain_turn(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     ours, plain = (Conversation(target, DynamicCache(config=target.config), 2) for _ in range(2))
     for speculates in (False, True, False):
@@ -99,6 +100,7 @@ def test_speculation_goes_on_from_a_plain_turn(target: PreTrainedModel, draft: P
         ours.assert_same(plain)
 
 
+@pytest.mark.some_cases(1)
 def test_a_cache_without_a_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """`DynamicCache()` keeps everything, also for layers with a window."""
     ours, plain = (Conversation(target, DynamicCache(), 1) for _ in range(2))
@@ -109,6 +111,7 @@ def test_a_cache_without_a_config(target: PreTrainedModel, draft: PreTrainedMode
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["returned", "given"])
+@pytest.mark.some_cases(1)
 def test_turns_of_layers_that_share_keys_and_values(given: bool) -> None:
     """In newer versions the cache has dummies for layers without K/V of their own."""
     model = tiny_model("gemma4_text", attention_sharpness=3.0, **KV_SHARING)
@@ -123,6 +126,7 @@ def test_turns_of_layers_that_share_keys_and_values(given: bool) -> None:
             assert (mine.keys is None) == (theirs.keys is None)
 
 
+@pytest.mark.some_cases(1)
 def test_turns_with_chunked_prefill(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     ours, plain = (Conversation(target, DynamicCache(config=target.config), 2) for _ in range(2))
     for _ in range(2):
@@ -176,6 +180,7 @@ def test_a_row_that_ends_early_beside_one_up_to_the_last_position(given: bool) -
     assert_same_cache(ours.past_key_values, plain.past_key_values, visible, **EXACT)
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_the_first_capacity() -> None:
     target = tiny_model("llama", seed=5, attention_sharpness=3.0, max_position_embeddings=2048)
     inputs = prompts(2, PROMPT, padding=True)
@@ -188,6 +193,7 @@ def test_a_text_longer_than_the_first_capacity() -> None:
     assert_same_cache(ours.past_key_values, plain.past_key_values, visible, **EXACT)
 
 
+@pytest.mark.some_cases(1)
 def test_a_cache_is_untouched_when_a_call_fails(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     conversation = Conversation(target, DynamicCache(config=target.config), 2)
     conversation.answer(False, assistant_model=draft, tree=IRREGULAR)
@@ -216,7 +222,7 @@ def test_a_cache_is_untouched_when_a_call_fails(target: PreTrainedModel, draft: 
 
 
 @pytest.mark.parametrize("speculates", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_a_cache_that_records_its_past(
     target: PreTrainedModel, draft: PreTrainedModel, speculates: tuple[bool, ...]
 ) -> None:

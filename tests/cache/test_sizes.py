@@ -158,6 +158,7 @@ def test_a_model_that_cannot_be_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [*LATENT, *UNEQUAL])
+@pytest.mark.some_cases(3)
 def test_texts(kind: str) -> None:
     """`generate` and `generate_batch` beside plain `generate`, past windows."""
     family, values = KINDS[kind]

@@ -31,6 +31,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_both_texts_are_printed_and_identical() -> None:
     words = ("--dtype", "float32", "--max-new-tokens", "16", "--rounds", "2", "--device", "cpu")
     code, output = run("demo", *words)
@@ -51,6 +52,7 @@ def test_both_texts_are_printed_and_identical() -> None:
     ],
     ids=lambda value: getattr(value, "name", value),
 )
+@pytest.mark.some_cases(2)
 def test_heads_of_any_format_and_models_draft(draft: Path, tree: str) -> None:
     words = ("--draft", str(draft), "--tree", tree, "--dtype", "float32", "--max-new-tokens", "24")
     code, output = run("demo", *TINY, *words)
@@ -61,6 +63,7 @@ def test_heads_of_any_format_and_models_draft(draft: Path, tree: str) -> None:
 
 
 @pytest.mark.parametrize("dtype, has", [(None, True), ("auto", True), ("bfloat16", False)])
+@pytest.mark.some_cases(2)
 def test_the_dtype_of_a_cpu_is_measured_unless_it_is_given(
     dtype: str | None, has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +83,7 @@ def test_the_dtype_of_a_cpu_is_measured_unless_it_is_given(
     assert (f"{environment.cpu()}, " in output) == has and ("Taken: bfloat16." in output) == has
 
 
+@pytest.mark.slow
 def test_fewer_tokens_where_calls_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds, tokens in ((1.2, 120), (0.001, cli_demo.MOST_TOKENS), (60, cli_demo.FEWEST_TOKENS)):
         assert cli_demo._affordable(cli_demo.Run(tokens=torch.zeros(12), seconds=seconds)) == tokens
@@ -126,6 +130,7 @@ def test_both_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> Non
     "plain, sped_up, says",
     [([1.0, 1.25, 2.0], [0.5, 0.8, 1.0], True), ([1.0, 1.02, 1.04], [0.5, 0.51, 0.52], False), ([1.0], [0.9], False)],
 )
+@pytest.mark.some_cases(1)
 def test_a_spread_larger_than_the_difference_is_said(
     plain: list[float], sped_up: list[float], says: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_is_said_on_the_way(prompts: Path) -> None:
     assert "Reading " not in result.stdout and "verdict: " in result.stdout
 
 
+@pytest.mark.slow
 def test_the_default_target(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "smollm2_folder", lambda: TINY_TARGET)
     code, text = doctor(HEAD, "--text", prompts)
@@ -73,6 +74,7 @@ def test_a_misread_head(prompts: Path, tmp_path: Path) -> None:
     assert "verdict: The head is misread" in text and "norm_before_residual=True" in text
 
 
+@pytest.mark.slow
 def test_block_heads(prompts: Path, tmp_path: Path) -> None:
     code, text = doctor(TINY_TARGET, GOLDENS / "dflash", "--text", prompts)
     assert code == 0, text
@@ -82,6 +84,7 @@ def test_block_heads(prompts: Path, tmp_path: Path) -> None:
     assert code == 1 and f"`BlockHead.from_pretrained('{tmp_path / 'head'}', anchor_first=False)`" in text
 
 
+@pytest.mark.slow
 def test_placement_and_dtype(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint's dtype unless another is asked for; `--device-map` goes to transformers."""
     calls = []

@@ -36,6 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.some_cases(1)
 def test_commands(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """They say in a line how it drafts, and time transformers' own way beside it."""
     models = ("--draft", folders[way], "--device", "cpu", "--max-new-tokens", 8)
@@ -51,6 +52,7 @@ def test_commands(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
     assert result.exit_code == 0 and "identical: yes" in result.output and WAYS[way][1] in result.output
 
 
+@pytest.mark.slow
 def test_tune(folders: dict[str, Path], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abbcab\n")

@@ -52,6 +52,7 @@ def test_what_a_push_would_send(hub: HubServer) -> None:
     assert len(hub.requests) == before
 
 
+@pytest.mark.slow
 def test_pushes(hub: HubServer, tmp_path: Path) -> None:
     """Everything that was listed is in one commit of a repository of its kind; what else is there stays."""
     hub.publish("spaces:someone/space", {"notes.txt": b"kept"})

@@ -169,6 +169,7 @@ def test_gradients(merged: list[int]) -> None:
     assert merged == [] and all(layer.weight.grad is not None for layer in model.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_compiled_graphs_can_be_stored(merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -58,6 +58,7 @@ def captured(simulation: Simulation) -> list[Any]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.some_cases(1)
 def test_the_first_calls(temperature: float, rows: int, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The first one captures what a call with the drafter's own tree does, and steps without a tree; further captures
@@ -92,6 +93,7 @@ def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypat
 
 
 @pytest.mark.parametrize("chances", [(0.93, 0.02), (0.3, 0.05)], ids=["deeper", "smaller"])
+@pytest.mark.some_cases(1)
 def test_a_tree_far_from_the_own_one_is_found(
     chances: tuple[float, ...], generate: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +105,9 @@ def test_a_tree_far_from_the_own_one_is_found(
     assert mean(rates[5:]) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.some_cases(1)
 def test_later_calls(temperature: float, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was timed with more rows misleads none: each number of rows has its best tree once captures have paid."""
     simulation = simulate(monkeypatch, replace(DEVICE, host=0.3, capture=3.0), CHANCES[temperature])
@@ -115,6 +119,7 @@ def test_later_calls(temperature: float, generate: Generate, monkeypatch: pytest
         assert mean(rates[1:]) > 0.85, rows
 
 
+@pytest.mark.slow
 def test_texts_that_change(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was accepted of the first texts, later ones find their trees."""
     simulation = simulate(monkeypatch, replace(DEVICE, capture=3.0), (0.0, 0.0))
@@ -147,6 +152,7 @@ def test_weights_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("capture", [3e5, 3.0], ids=["dear", "cheap"])
+@pytest.mark.some_cases(1)
 def test_in_flight_a_capture_must_pay(capture: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter's own tree is tried at first. Others are captured once steps have lost as much for want of them."""
     simulation = simulate(monkeypatch, replace(DEVICE, capture=capture), (0.93, 0.02))  # deeper trees do better

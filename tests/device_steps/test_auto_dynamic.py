@@ -150,6 +150,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[RowOutcome]:
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_batch"])
+@pytest.mark.some_cases(1)
 def test_greedy_texts_are_plain(path: str, steps: Steps, outcomes: list[RowOutcome]) -> None:
     target = tiny_model("llama", seed=1, dtype=torch.float32)
     head, inputs = tiny_head(target, default_tree=OWN), prompts(3, 9)
@@ -168,6 +169,7 @@ def test_greedy_texts_are_plain(path: str, steps: Steps, outcomes: list[RowOutco
     assert steps.replays > 4 and any(row.ranks for row in outcomes) and len({row.offered[0] for row in outcomes}) >= 1
 
 
+@pytest.mark.slow
 def test_samples_are_the_target_s(steps: Steps, outcomes: list[RowOutcome]) -> None:
     target = copy.deepcopy(the_target()).float()
     head = copy.deepcopy(a_head(None))

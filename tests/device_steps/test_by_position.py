@@ -58,7 +58,7 @@ def text_of(rows: int, draft: Any, config: SpeculativeConfig, **options: Any) ->
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "temperature": 0.7}], ids=["plain", "filters"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_every_tree_has_the_host_s_text(kind: str, options: dict[str, Any], steps: Steps, by_position: None) -> None:
     """Drawn or best tokens, in any tree, or none; the drafts are accepted, too."""
     rows, draft = 2, DRAFTS[kind]()
@@ -122,9 +122,10 @@ def shuffled_times(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "add", _method(shuffled, kind.add))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [None, "auto"])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, shuffled_times: None) -> None:
     """With nothing asked, or with "auto"; the generator goes on from the same state."""
     draft, texts, states, replays = tiny_head(TARGET), [], [], []
@@ -139,6 +140,7 @@ def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, sh
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.some_cases(1)
 def test_what_is_captured_does_not_change_the_text(
     do_sample: bool, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def sampled(assistant: str, setting: str, tree: str) -> Fit:
     "assistant, setting, tree",
     [("noisy", "top-p", "dynamic"), ("head", "temperature", "static"), ("noisy", "penalties", "static")],
 )
+@pytest.mark.some_cases(1)
 def test_the_distribution(assistant: str, setting: str, tree: str, steps: Steps, by_position: None) -> None:
     found = sampled(assistant, setting, tree)
     assert steps.replays > 0
@@ -179,6 +182,7 @@ def test_the_distribution(assistant: str, setting: str, tree: str, steps: Steps,
 
 
 @pytest.mark.parametrize("wrong", ["one position", "one key"])
+@pytest.mark.some_cases(1)
 def test_wrong_noise_does_not_fit(
     wrong: str, steps: Steps, by_position: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,17 @@ def test_draft_models(family: str, steps: Steps, merged: list[int], recwarn: pyt
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+def test_a_small_draft_model(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
+    """The least that can be compiled: a layer of each, and one token drafted."""
+    target = tiny_model(dtype=torch.float32, num_hidden_layers=1)
+    options = {"max_new_tokens": 8, "do_sample": False, "assistant_model": noisy_copy(target, 0.05)}
+    text = target.generate(**prompts(1, 9), **options, speculative_config=compiled("[(0,)]"))
+    assert torch.equal(text, target.generate(**prompts(1, 9), max_new_tokens=8, do_sample=False))
+    assert counters["stats"]["unique_graphs"] >= 2 and steps.captures == 1 and steps.replays > 1
+    assert not [one for one in recwarn if "could not be" in str(one.message)]
+
+
+@pytest.mark.slow
 def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     """Their features come out of the compiled forward."""
     target, head = trained_target(), trained_head()

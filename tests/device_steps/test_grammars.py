@@ -51,6 +51,7 @@ def sampled(config: SpeculativeConfig, assistant: Any, grammar: str = GRAMMAR) -
 
 
 @pytest.mark.parametrize("method", ["target", "auto"])
+@pytest.mark.some_cases(1)
 def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong version of it, which takes the next best token of the step, does not fit."""
     config = SpeculativeConfig(tree=TREE, verification=method, cuda_graphs=True)
@@ -62,7 +63,9 @@ def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyP
         assert sampled(config, copy.deepcopy(a_draft("noisy"))).p_value < SIGNIFICANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [TREE, DynamicTree(depth=2, top_k=2, num_nodes=4)], ids=["static", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_the_distribution_with_forced_tokens(tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn by a head that lacks some tokens. A wrong version forces what may also be otherwise, and does not fit."""
     config = SpeculativeConfig(tree=tree, cuda_graphs=True)
@@ -103,6 +106,7 @@ def test_forced_logits(is_static: bool) -> None:
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.some_cases(2)
 def test_greedy_calls(kind: str, tree: Any, steps: Steps) -> None:
     """With padding, and with features that wait for a head."""
     target = tiny_model(dtype=torch.float32) if kind == "draft" else copy.deepcopy(the_target()).float()

@@ -72,7 +72,7 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
 @BY_ATTENTION
 @rows_and_trees(IRREGULAR, DYNAMIC)
 @pytest.mark.parametrize("family", (*FAMILIES, *CAPTURED))
-@pytest.mark.some_cases
+@pytest.mark.some_cases(9)
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
     target, draft = pair(family, prompts(batch_size, 9, padding=batch_size > 1))
     if family not in CAPTURED and not supports_switching(target):
@@ -95,6 +95,7 @@ def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None
     ],
     ids=["fewer nodes than levels", "as many nodes as there may be"],
 )
+@pytest.mark.some_cases(1)
 def test_extreme_trees(tree: Any, steps: Steps) -> None:
     target, call = tiny_model(dtype=torch.float32), prompts(1, 14)
     text = target.generate(
@@ -119,6 +120,7 @@ def test_a_tree_of_few_of_its_candidates(steps: Steps) -> None:
 @BY_ATTENTION
 @TREES
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases
 def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
     target, head = trained_target(), trained_head()
     ids = torch.tensor([prompt[:8] for prompt in trained_prompts()["prompts"][:batch_size]])
@@ -130,6 +132,7 @@ def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.some_cases(1)
 def test_the_same_prompt_again_and_again(kind: str, steps: Steps) -> None:
     """
     From the third call on the draft reads the prompt by a graph, which no layer of its cache takes part in: the memory
@@ -186,6 +189,7 @@ def test_texts_up_to_the_last_position(steps: Steps) -> None:
 
 @STATES
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(1)
 def test_end_tokens(batch_size: int, family: str, steps: Steps) -> None:
     """Tokens of a text end it, each in turn; finished rows are padded, and rest."""
     inputs = prompts(batch_size, 9)
@@ -199,6 +203,7 @@ def test_end_tokens(batch_size: int, family: str, steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.some_cases(1)
 def test_processors(kind: str, steps: Steps) -> None:
     """
     End tokens of short texts, and others: by position, which padding takes part in. (What looks at the tokens of texts
@@ -218,6 +223,7 @@ def test_processors(kind: str, steps: Steps) -> None:
 
 
 @STATES
+@pytest.mark.some_cases(1)
 def test_forced_first_tokens(family: str, steps: Steps) -> None:
     """
     Padding is the first token of a text, behind which none is forced: neither by the device nor by the host, which
@@ -237,6 +243,7 @@ def test_forced_first_tokens(family: str, steps: Steps) -> None:
 
 @STATES
 @pytest.mark.parametrize("batch_size", [5, 9])
+@pytest.mark.some_cases
 def test_rows_that_end_early(batch_size: int, family: str, steps: Steps) -> None:
     """Nothing is captured for the rows that are left, even for a single one."""
     inputs = prompts(batch_size, 9)
@@ -301,6 +308,7 @@ def test_caches_over_two_turns(family: str, steps: Steps) -> None:
 
 
 @STATES
+@pytest.mark.some_cases(1)
 def test_returned_caches_of_rows_that_end_within_a_path(family: str, steps: Steps) -> None:
     """A row is cut where its text ends, while others go on."""
     inputs = prompts(3, 9)
@@ -316,6 +324,7 @@ def test_returned_caches_of_rows_that_end_within_a_path(family: str, steps: Step
     assert steps.replays > 0
 
 
+@pytest.mark.slow
 @BY_ATTENTION
 def test_a_text_that_outgrew_its_capture_is_captured_anew(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)

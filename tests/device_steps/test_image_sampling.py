@@ -40,6 +40,7 @@ def the_target() -> PreTrainedModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["rejection, irregular", pytest.param("target, best tokens", marks=pytest.mark.slow)]
 )

@@ -30,6 +30,7 @@ def of_family(name: str, rows: int) -> tuple[Any, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("kind", "rows"), [("draft", 1), ("head", 3)])
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
+@pytest.mark.some_cases(2)
 def test_texts(name: str, rows: int, kind: str, steps: Steps) -> None:
     model, inputs = of_family(name, rows)
     text = model.generate(**inputs, **CALL)
@@ -109,7 +110,9 @@ def test_lack_of_memory(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1 and found.tolist() == text.tolist() and steps.captures == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+@pytest.mark.some_cases(1)
 def test_returned_cache(name: str, steps: Steps) -> None:
     """The cache goes on as that of plain `generate`."""
     model, inputs = of_family(name, 3)

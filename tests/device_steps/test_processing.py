@@ -114,6 +114,7 @@ SEEDS = range(60)
 
 
 @pytest.mark.parametrize("most", [2**24, 3 * 4 * 20], ids=["at once", "some nodes at a time"])
+@pytest.mark.some_cases(1)
 def test_as_the_processors_of_transformers(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit: what is added up is added in float32."""
     monkeypatch.setattr(nodes, "MOST_SCORES", most)
@@ -139,6 +140,7 @@ def test_at_the_nodes_of_a_path() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["another row", "ancestors ignored", "text ignored", "order"])
+@pytest.mark.some_cases(2)
 def test_wrong_versions_are_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "another row":
         load = RowBiases.load

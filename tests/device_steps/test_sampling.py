@@ -47,9 +47,15 @@ METHODS = {
 
 ROWS = 1_000
 KERNEL_SETTINGS = ("plain", "temperature", "top-k", "top-p")
-FAST = {("noisy", setting, method) for setting in KERNEL_SETTINGS for method in METHODS}
-FAST |= {("noisy", setting, "rejection") for setting in PROCESSED_SETTINGS}
-FAST |= {("head", "top-k", method) for method in METHODS}
+FAST = {
+    ("noisy", "plain", "target, best tokens"),
+    ("noisy", "temperature", "rejection"),
+    ("noisy", "top-p", "target, drawn"),
+    ("noisy", "all filters", "rejection"),
+    ("noisy", "penalties", "rejection"),
+    ("head", "top-k", "rejection, budgets"),
+}
+"""Each way to verify, and each kind of processors."""
 
 
 def sampled(assistant: str, setting: str, method: str = "target, best tokens") -> Fit:
@@ -101,6 +107,7 @@ def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("wrong", ["before the temperature", "at the root", "without the path", "path alone"])
+@pytest.mark.some_cases(1)
 def test_processors_at_another_place_do_not_fit(wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters of the logits as they are; what looks at the text without the path, or at one that does not grow."""
     setting = {"before the temperature": "all filters", "at the root": "hidden tokens"}.get(wrong, "penalties")
@@ -133,7 +140,9 @@ def test_a_draft_that_is_the_target_is_always_accepted(
     assert (last_metrics().accepted_per_step == [[TREE.depth]] * 200) is not is_wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["index", "temperature"])
+@pytest.mark.some_cases(1)
 def test_children_of_another_distribution_do_not_fit(
     wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +161,7 @@ def test_children_of_another_distribution_do_not_fit(
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 0}, {"top_k": 0, "top_p": 0.9}], ids=["plain", "top-p"])
+@pytest.mark.some_cases(1)
 def test_the_temperature_of_the_draft_is_learnt(filters: dict[str, Any], steps: Steps) -> None:
     """As without graphs, a step later: from a draft that is too flat tokens are drawn at a low temperature."""
     target = tiny_model(dtype=torch.float32, sharpness=6.0)

@@ -110,7 +110,7 @@ def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.Monkey
     ],
     ids=["auto", "schedule", "few rows", "no rows"],
 )
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(3)
 def test_trees_that_change(config: dict[str, Any], batch_size: int, steps: Steps) -> None:
     """Steps are whole whatever chose their tree, or none."""
     target = tiny_model(dtype=torch.float32)
@@ -174,6 +174,7 @@ def test_captured_steps_go_with_their_models(kind: str, steps: Steps, monkeypatc
     assert gone[1]() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [IRREGULAR, "auto"], ids=["fixed", "auto"])
 def test_later_rounds_capture_nothing(tree: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -89,6 +89,7 @@ def test_draft_models(
 
 
 @pytest.mark.parametrize("head_on", [0, 1])
+@pytest.mark.some_cases(3)
 def test_heads(whole: PreTrainedModel, spread: PreTrainedModel, places: tuple[str, str], head_on: int) -> None:
     """Features come from layers of both devices."""
     head = tiny_head(whole).to("cpu" if places[head_on] == "disk" else places[head_on])

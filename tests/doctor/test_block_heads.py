@@ -42,6 +42,7 @@ def as_published(golden: str, num_texts: int = 6) -> Diagnosis:
 
 
 @pytest.mark.parametrize("golden", ALL)
+@pytest.mark.some_cases(2)
 def test_good_heads(golden: str) -> None:
     diagnosis = as_published(golden)
     assert diagnosis.is_good and "fits as it is read" in diagnosis.verdict
@@ -68,7 +69,7 @@ def misreadings() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("golden", "wrong"), misreadings(), ids=str)
-@pytest.mark.some_cases(12)
+@pytest.mark.some_cases(3)
 def test_misread_heads(golden: str, wrong: dict[str, Any]) -> None:
     """What is recommended is the right reading, although some mistakes cost hardly any token."""
     right = block_head(golden).config
@@ -107,6 +108,7 @@ def test_one_mistake_does_not_hide_another(golden: str, wrong: dict[str, Any]) -
     assert len(diagnosis.agreements) < 40
 
 
+@pytest.mark.slow
 def test_from_files(tmp_path: Path) -> None:
     """The whole examination: it drafts under the best reading, and the recommended call reads the head so."""
     config, weights = published("dspark")
@@ -125,6 +127,7 @@ def test_from_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", ALL)
+@pytest.mark.some_cases(2)
 def test_logits_along_a_text_are_those_of_drafting(golden: str) -> None:
     """Blocks after all tokens at once are blocks one by one, each on context of its own."""
     head, target, text = shared_head(golden), trained_target(), texts()[0]

@@ -56,6 +56,7 @@ def recommended(diagnosis: Diagnosis) -> EagleHead:
 @pytest.mark.parametrize(
     "name", ["safeailab_eagle1", "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3", "modelopt_eagle3"]
 )
+@pytest.mark.some_cases(2)
 def test_good_heads(name: str) -> None:
     diagnosis = as_published(name)
     assert diagnosis.is_good
@@ -67,6 +68,7 @@ def test_good_heads(name: str) -> None:
     assert diagnosis.num_tokens == 2 * 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source, wrong, fix",
     [
@@ -79,6 +81,7 @@ def test_good_heads(name: str) -> None:
         ("speculators_eagle3", {"norm_before_residual": False}, "norm_before_residual=True"),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_misread_heads(source: str, wrong: dict[str, Any], fix: str, tmp_path: Path) -> None:
     """The fix is found, and loading the head as it says is reading it rightly."""
     diagnosis = examine(misread(tmp_path / "head", source, **wrong))
@@ -103,6 +106,7 @@ def untrained_lm_head(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, source, name, field",
     [
@@ -110,6 +114,7 @@ def untrained_lm_head(folder: Path) -> Path:
         (untrained_lm_head, "safeailab_eagle1", "the target's lm_head", "has_lm_head"),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_tensors_that_were_never_trained(
     make: Callable[[Path], Path], source: str, name: str, field: str, tmp_path: Path
 ) -> None:
@@ -125,6 +130,7 @@ def test_tensors_that_were_never_trained(
     assert again.best is again.as_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source, fields",
     [
@@ -133,6 +139,7 @@ def test_tensors_that_were_never_trained(
         ("speculators_eagle3", {"transformer_layer_config": {"rope_parameters": {"rope_theta": 20.0}}}),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_the_rotary_embedding_of_published_heads(source: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """Configs have the base at several places; the fix is the same call for all of them."""
     config, weights = published(source)
@@ -278,6 +285,7 @@ def test_readings_without_alternatives() -> None:
 # ------------------------------------------------------------------------------------------------- targets elsewhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["safeailab_eagle1", "speculators_eagle3"])
 @pytest.mark.some_cases(1)
 def test_offloaded_targets(name: str, tmp_path: Path) -> None:

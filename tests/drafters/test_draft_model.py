@@ -67,7 +67,7 @@ class CheckedDrafter(DraftModelDrafter):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 @pytest.mark.parametrize("tree", [TREE, WIDE, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=str)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_cache_is_that_of_a_plain_forward(family: str, tree: Any) -> None:
     """Five rows with padding that accept different numbers of tokens in every step, some of which end early."""
     target = tiny_model(family)
@@ -176,7 +176,7 @@ def test_a_prompt_longer_than_the_draft_knows(family: str, prompt: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("tree", [TREE, WIDE, TokenTree.chain(7), DynamicTree(depth=5, top_k=2, num_nodes=9)], ids=str)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_a_target_right_up_to_its_last_position(tree: Any, batch_size: int) -> None:
     """GPT-2 has a table of positions: a node one too deep would be an index error."""
     target = tiny_model("gpt2", max_position_embeddings=32)
@@ -220,7 +220,7 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, None])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_disable_by_batch_size(target: PreTrainedModel, draft: PreTrainedModel, name: str, limit: int | None) -> None:
     """
     Rows end one after the other. With more than `limit` of them steps are plain; from then on the drafter proposes,

@@ -73,6 +73,7 @@ def test_the_references_own_trees(name: str) -> None:
         ("modelopt_eagle3_yarn", {"norm_hidden_twice": False}),
     ],
 )
+@pytest.mark.some_cases(3)
 def test_the_references_own_chains(name: str, options: dict[str, Any]) -> None:
     """Every chain of 4 that the references draft along the text, and what is accepted."""
     arrays, _ = golden(name)
@@ -127,7 +128,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(4)
 def test_every_step_drafts_as_from_scratch(kind: str) -> None:
     """Over a ragged batch with padding: what is in the head's cache is what the text alone would put there."""
     target = tiny_model("llama", seed=1)
@@ -141,6 +142,7 @@ def test_every_step_drafts_as_from_scratch(kind: str) -> None:
     assert_drafts_as_from_scratch(drafter, target, text, pads_of(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk_size", [None, 4])
 @pytest.mark.some_cases(1)
 def test_the_order_of_steps_does_not_matter(prefill_chunk_size: int | None) -> None:

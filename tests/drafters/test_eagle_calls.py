@@ -36,6 +36,7 @@ from hf_specdec.drafters.heads import in_dtype_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(4)
 def test_targets_of_every_family(family: str) -> None:
     target = tiny_model(family)
     number = target.config.get_text_config().num_hidden_layers
@@ -130,6 +131,7 @@ def test_others_run_the_target_meanwhile(rows: int) -> None:
     assert_same_text(trained_target(), inputs, head, **options)
 
 
+@pytest.mark.slow
 def test_offloaded_targets() -> None:
     """Embeddings and lm_head are loaded when they are called."""
     accelerate = pytest.importorskip("accelerate")
@@ -279,6 +281,7 @@ def test_leaves_the_target_as_it_was() -> None:
     assert target.config._attn_implementation == head.config.text_config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_two_threads_on_one_target_and_head() -> None:
     target, head = trained_target(), trained_head()
     rows = trained_prompts()["prompts"][:6]

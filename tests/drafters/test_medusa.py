@@ -85,6 +85,7 @@ def test_the_references_own_trees(arrays: dict[str, torch.Tensor], heads: Medusa
 
 
 @pytest.mark.parametrize("tree", [None, "[(0,), (3,), (0, 1), (3, 0), (0, 1, 0)]", TokenTree.chain(5)])
+@pytest.mark.some_cases(1)
 def test_rows_of_a_batch(heads: MedusaHeads, tree, default_trees: None) -> None:
     """Each row accepts what it accepts alone."""
     target = trained_target()
@@ -99,6 +100,7 @@ def test_rows_of_a_batch(heads: MedusaHeads, tree, default_trees: None) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(4)
 def test_targets_of_every_family(family: str) -> None:
     target, inputs = tiny_model(family), prompts(3, 15, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=16)

@@ -227,6 +227,7 @@ def target() -> PreTrainedModel:
 @pytest.mark.parametrize(
     "tree", [None, TREE, TokenTree.chain(6), DynamicTree(depth=4, top_k=4, num_nodes=20)], ids=repr
 )
+@pytest.mark.some_cases(4)
 def test_calls(target: PreTrainedModel, tree: Any, batch_size: int) -> None:
     """Greedy text is the same; tiny models repeat themselves, so that much is accepted."""
     inputs = prompts(batch_size, 12, padding=batch_size > 1)

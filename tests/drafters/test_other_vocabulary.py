@@ -51,6 +51,7 @@ both_kinds = pytest.mark.parametrize("pieces", [MANY_SHARED, FEW_SHARED], ids=["
 
 @both_kinds
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
+@pytest.mark.some_cases(3)
 def test_greedy_texts(pieces: tuple[str, ...], tree: Any) -> None:
     """Padded rows of a call, and the same as requests."""
     target, call = the_target(), call_of(pieces)
@@ -84,6 +85,7 @@ def test_greedy_texts_of_a_tokenizer_with_spaces(batch_size: int) -> None:
 
 @both_kinds
 @pytest.mark.parametrize("run", ["generate", "generate_batch"])
+@pytest.mark.some_cases(2)
 def test_rows_draft_together(run: str, pieces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Three texts take as many forwards of the draft as the one among them that takes most."""
     forward, depths = TreeForward.__call__, []
@@ -152,6 +154,7 @@ def test_spoiled_requests_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @both_kinds
+@pytest.mark.some_cases(1)
 def test_forwards_of_the_draft_are_captured(pieces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a draft model of the target's vocabulary: forward by forward, in both calls."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True, counts=False)
@@ -222,6 +225,7 @@ def p_value(method: str, rows: int = ROWS, **options: Any) -> float:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.some_cases(2)
 def test_the_distribution(method: str) -> None:
     assert p_value(method) > SIGNIFICANCE
 
@@ -285,6 +289,7 @@ def test_q_over_all_tokens_of_the_draft_is_caught(monkeypatch: pytest.MonkeyPatc
     assert p_value("tokens, rejection") < 1e-6
 
 
+@pytest.mark.slow
 def test_a_context_with_a_drawn_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """q of the root's children from a text that is encoded anew with one of them."""
     propose, known = SharedTokensDrafter.propose, {}

@@ -65,6 +65,7 @@ def test_greedy_texts(target: PreTrainedModel, size: int, tree: Any, batch_size:
         pytest.param(LARGER, DYNAMIC, True, True, id="larger, steps"),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_greedy_texts_on_graphs(
     target: PreTrainedModel, size: int, tree: Any, whole: bool, with_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def sampled(size: int, config: SpeculativeConfig, rows: int = ROWS, **options: A
 
 @few_or_many
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.some_cases(2)
 def test_the_distribution(size: int, method: str) -> None:
     found = sampled(size, METHODS[method])
     assert found.p_value > SIGNIFICANCE, found
@@ -173,6 +175,7 @@ def test_the_distribution_of_captured_steps(size: int, method: str, monkeypatch:
 @pytest.mark.parametrize(
     "size, with_graphs", [(6, False), (11, False), (6, True)], ids=["smaller", "larger", "smaller, steps"]
 )
+@pytest.mark.some_cases(1)
 def test_the_distribution_of_requests(size: int, with_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = runs_of_steps(monkeypatch)
     if with_graphs:

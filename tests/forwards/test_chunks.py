@@ -53,7 +53,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases
+@pytest.mark.some_cases(3)
 def test_families(family: str, batch_size: int, read: list[int]) -> None:
     target = tiny_model(family, dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
@@ -67,6 +67,7 @@ def test_families(family: str, batch_size: int, read: list[int]) -> None:
         assert read == lengths
 
 
+@pytest.mark.slow
 def test_a_head_sees_all_features(read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts as much as behind a prompt that was read at once."""
     target, head = trained_target(), trained_head()

@@ -56,6 +56,7 @@ def assert_as_from_scratch(drafter: Recording, pads: list[int] | None = None) ->
 
 
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_calls(tree: Any) -> None:
     target, assistant = the_pair()
     inputs, drafter = padded_prompts(), Recording(assistant)
@@ -99,6 +100,7 @@ def test_mistakes_are_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert_as_from_scratch(drafter, pads_of(inputs))
 
 
+@pytest.mark.slow
 def test_steps_without_drafts() -> None:
     """Until rows have ended; then the assistant goes on where the text is."""
     target, assistant = the_pair()
@@ -112,6 +114,7 @@ def test_steps_without_drafts() -> None:
 
 
 @pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(tree: Any) -> None:
     """Prompts in chunks."""
     target, assistant = the_pair()
@@ -122,6 +125,7 @@ def test_requests_in_flight(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.some_cases(1)
 def test_whole_steps(tree: Any, steps: Steps) -> None:
     """The text, and what the steps of the host accept."""
     target, assistant = the_pair()
@@ -137,7 +141,7 @@ def test_whole_steps(tree: Any, steps: Steps) -> None:
     assert sum(map(sum, accepted[0])) > 0
 
 
-@pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 1], ids=["drafting", "waiting"])
 def test_whole_steps_in_flight(limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is that of the text from scratch: after steps without drafts, and behind blocks of other texts."""
     target, assistant = the_pair()

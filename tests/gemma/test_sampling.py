@@ -36,12 +36,14 @@ def fit_samples(config: SpeculativeConfig) -> Fit:
 
 
 @pytest.mark.parametrize("method", [BEST, DRAWN, BUDGETS])
+@pytest.mark.some_cases(1)
 def test_calls(method: str) -> None:
     found = fit_samples(METHODS[method])
     assert found.p_value > SIGNIFICANCE, found
     assert found.detectable < 0.2
 
 
+@pytest.mark.slow
 def test_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the kernels need triton")
     steps, method = install(monkeypatch, with_kernel=True), METHODS[DRAWN]
@@ -52,6 +54,7 @@ def test_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.p_value > SIGNIFICANCE, found
 
 
+@pytest.mark.slow
 def test_children_of_another_distribution_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_from_flatter_scores(monkeypatch)
     assert fit_samples(METHODS[DRAWN]).p_value < 1e-6

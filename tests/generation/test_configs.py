@@ -63,6 +63,7 @@ def test_a_call_does_not_mark_the_model(target: PreTrainedModel, draft: PreTrain
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("extra", [1, 2, 3, 7, 18])
+@pytest.mark.some_cases(4)
 def test_max_length(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, extra: int) -> None:
     inputs = prompts(batch_size, PROMPT, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=NEW_TOKENS)[:, : PROMPT + extra]

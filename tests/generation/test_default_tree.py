@@ -48,7 +48,7 @@ def shuffled_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["n-gram", "draft model", "head"])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_a_seed_reproduces_a_call(kind: str, rows: int, shuffled_times: None) -> None:
     inputs, options, texts, trees = prompts(rows, 12, padding=True), drafts()[kind], [], []
     if kind == "n-gram":  # which find something in a text that repeats itself
@@ -74,6 +74,7 @@ def test_draws_at_a_position_do_not_depend_on_the_draft() -> None:
 
 
 @pytest.mark.parametrize("kind", ["draft model", "n-gram"])
+@pytest.mark.some_cases(1)
 def test_a_seed_reproduces_a_batch(kind: str, shuffled_times: None) -> None:
     requests, texts = [[5, 6, 7, 8, 5, 6, 7], [1, 2, 3], [9, 4, 9, 4, 9]], []
     for _ in range(2):
@@ -83,6 +84,7 @@ def test_a_seed_reproduces_a_batch(kind: str, shuffled_times: None) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["noisy", "head"])
 @pytest.mark.parametrize("tree", [None, "auto"])
 @pytest.mark.some_cases(2)
@@ -92,6 +94,7 @@ def test_the_distribution_is_the_target_s(draft: str, tree: str | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "draft model", "head"])
+@pytest.mark.some_cases(2)
 def test_greedy_texts_are_plain(kind: str, shuffled_times: None) -> None:
     inputs = prompts(3, 12, padding=True)
     expected = plain_text(TARGET, inputs, max_new_tokens=40)
@@ -214,6 +217,7 @@ def test_noise_is_float32_whatever_the_default() -> None:
         torch.set_default_dtype(dtype)
 
 
+@pytest.mark.slow
 def test_draws_by_position_of_large_scores() -> None:
     scores, count = torch.full((1, 2), 1e7), 2000
     noise = PositionNoise(3, torch.device("cpu"))

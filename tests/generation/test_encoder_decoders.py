@@ -130,6 +130,7 @@ def test_a_decoder_of_bart_alone() -> None:
     assert [output.generated_tokens for output in found.values()] == alone
 
 
+@pytest.mark.slow
 def test_calls_of_two_threads() -> None:
     """Each reads the rows of its own positions."""
     target = model_of("bart")

@@ -43,6 +43,7 @@ def inputs_for(target: PreTrainedModel, rows: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.some_cases(2)
 def test_greedy_texts(implementation: str, rows: int) -> None:
     dtype = torch.float32 if implementation == "eager" else torch.float64
     target = tiny_model("gpt2", add_cross_attention=True, attn_implementation=implementation, dtype=dtype)
@@ -54,6 +55,7 @@ def test_greedy_texts(implementation: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.some_cases(1)
 def test_the_decoder_of_blip(rows: int) -> None:
     """Its `generate` is called by that of the whole model, with the features of the image."""
     sizes = {"hidden_size": 32, "encoder_hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}

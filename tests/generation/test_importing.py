@@ -77,6 +77,7 @@ def extras() -> set[str]:
     return {re.match(r"[\w-]+", requirement)[0].replace("-", "_") for requirement in listed} - {"hf_specdec"}
 
 
+@pytest.mark.slow
 def test_no_extra_is_needed() -> None:
     """
     Nor what the command line is made of, nor CUDA: without them, and imported before all else, the library's calls are

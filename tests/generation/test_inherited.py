@@ -69,6 +69,7 @@ IDLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", IDLE)
+@pytest.mark.some_cases(4)
 def test_options_that_change_no_text(draft: PreTrainedModel, plain: list[int], told: list[str], name: str) -> None:
     """Those of caches and of transformers' own assisted generation; the model's config stays as it is."""
     model = with_own({name: IDLE[name]})
@@ -153,6 +154,7 @@ OVERRIDDEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
+@pytest.mark.some_cases(4)
 def test_none_overrides(draft: PreTrainedModel, plain: list[int], name: str) -> None:
     """As in plain `generate`, whether the model's own config says something else, or one that the call is given."""
     own, greedy = OVERRIDDEN[name], GREEDY | {name: None}

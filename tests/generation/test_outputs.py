@@ -59,6 +59,7 @@ def assert_close(mine: Any, theirs: Any, where: str = "") -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.some_cases(3)
 def test_scores_and_logits(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, processed: bool) -> None:
     options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3} if processed else {}
     ours, plain = both(target, draft, prompts(batch_size, PROMPT), output_scores=True, output_logits=True, **options)
@@ -72,6 +73,7 @@ def test_scores_and_logits(target: PreTrainedModel, draft: PreTrainedModel, batc
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.some_cases(3)
 def test_hidden_states(family: str, batch_size: int) -> None:
     model = tiny_model(family, seed=5, attention_sharpness=3.0)
     inputs = prompts(batch_size, PROMPT)

@@ -96,7 +96,7 @@ def assert_same_outcome(model: PreTrainedModel, inputs: dict[str, Any], draft: d
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("family", TABLES)
-@pytest.mark.some_cases(10)
+@pytest.mark.some_cases(4)
 def test_trees_end_at_the_last_position(family: str, draft: str) -> None:
     """An end token, a criterion of one's own, or no end before the table's, where plain `generate` fails too."""
     target, inputs = target_of(family), prompts(1, PROMPT)
@@ -216,7 +216,7 @@ def test_requests_as_long_as_the_table() -> None:
 
 @pytest.mark.parametrize("draft", ["n-grams", "longer draft", "head", "itself"])
 @pytest.mark.parametrize("family", TABLES)
-@pytest.mark.some_cases(7)
+@pytest.mark.some_cases(3)
 def test_requests_that_go_past_the_table(family: str, draft: str) -> None:
     """Each ends as alone in plain `generate`, with the tokens that its streamer has had; the others go on."""
     target = target_of(family)

@@ -19,6 +19,7 @@ Inputs = dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside input_ids"])
+@pytest.mark.some_cases(2)
 def test_inputs_embeds(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, beside: bool) -> None:
     """Embeddings that belong to no tokens; beside `input_ids` the draft has a prompt of its own."""
     inputs = prompts(batch_size, PROMPT, padding=batch_size > 1)
@@ -35,6 +36,7 @@ def test_inputs_embeds(target: PreTrainedModel, draft: PreTrainedModel, batch_si
 
 @pytest.mark.parametrize("chunk", [1, 4, 9, 100])
 @pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.some_cases(3)
 def test_prefill_chunk_size(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, chunk: int) -> None:
     inputs = prompts(batch_size, PROMPT, padding=True)
     widths = []

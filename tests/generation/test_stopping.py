@@ -36,6 +36,7 @@ Text = list[list[int]]
         for batch_size in (1, 3)
     ],
 )
+@pytest.mark.some_cases(8)
 def test_length(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -113,6 +114,7 @@ def test_end_token_at_every_place_of_a_path(
 
 @pytest.mark.parametrize("name", ["one", "several", "the_padding_token", "in_the_first_token", "of_one_row_only"])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(5)
 def test_end_tokens(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -180,7 +182,7 @@ def written(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, inputs:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("name", STOP_STRINGS)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(3)
 def test_stop_strings(
     target: PreTrainedModel,
     draft: PreTrainedModel,

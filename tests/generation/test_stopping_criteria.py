@@ -64,7 +64,7 @@ CRITERIA_ON_SCORES: dict[str, Criterion] = {
         for batch_size in (1, 3)
     ],
 )
-@pytest.mark.some_cases(12)
+@pytest.mark.some_cases(4)
 def test_custom_criteria(
     target: PreTrainedModel,
     draft: PreTrainedModel,

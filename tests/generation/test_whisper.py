@@ -58,6 +58,7 @@ def test_greedy_texts(whisper: WhisperForConditionalGeneration, drafts: dict[str
 
 @pytest.mark.parametrize("frames", [20, 50], ids=["short", "long"])
 @pytest.mark.parametrize("kind", ["ngram", "own encoder", "decoder"])
+@pytest.mark.some_cases(2)
 def test_timestamps(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, frames: int) -> None:
     """Their processor reads the whole text. Sound of over 20 frames is decoded by segments."""
     options = {"return_timestamps": True, "generation_config": timestamped(whisper), "max_new_tokens": 30}
@@ -124,6 +125,7 @@ def test_tokens_that_texts_may_not_begin_with(
 
 
 @pytest.mark.parametrize("kind", ["ngram", "own encoder"])
+@pytest.mark.some_cases(1)
 def test_temperature_fallback(
     whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def eager(whisper: WhisperForConditionalGeneration) -> Iterator[None]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("frames", [20, 50], ids=["short", "long"])
 @pytest.mark.parametrize("kind", ["ngram", "own encoder", "decoder"])
+@pytest.mark.some_cases(2)
 def test_timestamps_of_tokens(
     whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, frames: int
 ) -> None:
@@ -211,6 +214,7 @@ def test_recorded_outputs(whisper: WhisperForConditionalGeneration, drafts: dict
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some_cases(2)
 def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
     """Of sound in one piece, and in chunks that overlap, with timestamps of segments and of words."""
     raw = torch.randn(40_000, generator=torch.Generator().manual_seed(0)).numpy()
@@ -234,6 +238,7 @@ def test_the_pipeline(whisper: WhisperForConditionalGeneration, drafts: dict[str
 
 
 @pytest.mark.parametrize("kind, seconds", [*((kind, 1.0) for kind in KINDS), ("own encoder", 1.4)])
+@pytest.mark.some_cases(2)
 def test_pipelines_with_timestamps(
     whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str, seconds: float
 ) -> None:
@@ -279,6 +284,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
 
 @pytest.mark.parametrize("kind", ["ngram", "decoder"])
 @pytest.mark.parametrize("prompt", ["one token", "several tokens"])
+@pytest.mark.some_cases(2)
 def test_attempts(
     whisper: WhisperForConditionalGeneration,
     drafts: dict[str, Any],
@@ -338,6 +344,7 @@ def drawn(model: WhisperForConditionalGeneration, assistant: Any) -> torch.Tenso
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some_cases(2)
 def test_sampled_texts(small: WhisperForConditionalGeneration, kind: str) -> None:
     draft = hf_specdec.NgramDraft(min_ngram=1) if kind == "ngram" else drafts_of(small, noise=1.0)[kind]
     found = fit(drawn(small, draft), enumerated(small))

@@ -93,6 +93,7 @@ def test_texts_in_any_order(first: int | None) -> None:
 
 
 @pytest.mark.parametrize("first", [None, True], ids=["always", "if begun"])
+@pytest.mark.some_cases(1)
 def test_greedy_texts(target: PreTrainedModel, draft: PreTrainedModel, inputs_of: Any, first: bool | None) -> None:
     """The end comes where the model writes it, in each row at another place."""
     inputs, length = inputs_of[3], inputs_of[3]["input_ids"].shape[1]
@@ -133,6 +134,7 @@ def fit_of(rows: int) -> Any:
     return fit(tokens[0], expected)
 
 
+@pytest.mark.slow
 def test_drawn_texts_have_the_enumerated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fit_of(600)
     assert found.p_value > SIGNIFICANCE and found.detectable < 0.35, found

@@ -36,6 +36,7 @@ def constrained(target: PreTrainedModel, inputs: dict[str, torch.Tensor], gramma
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("grammar", [LINES, OPEN], ids=["lines", "open"])
+@pytest.mark.some_cases(2)
 def test_greedy_texts(target: PreTrainedModel, draft: PreTrainedModel, inputs_of: Any, batch_size: int, grammar: str):
     inputs, options = inputs_of[batch_size], {"max_new_tokens": 60}
     expected = plain(target, inputs, grammar, **options)

@@ -58,6 +58,7 @@ def sampled(config: SpeculativeConfig, assistant: Any, grammar: str, rows: int =
         ("target, best tokens", FORCED),
     ],
 )
+@pytest.mark.some_cases(2)
 def test_every_method(method: str, grammar: str):
     found = sampled(METHODS[method], a_draft("noisy"), grammar)
     assert found.p_value > SIGNIFICANCE, found
@@ -65,6 +66,7 @@ def test_every_method(method: str, grammar: str):
     assert last_metrics().num_accepted_tokens > 0
 
 
+@pytest.mark.slow
 def test_default_trees():
     """Random numbers belong to positions there."""
     assert sampled(SpeculativeConfig(), a_draft("noisy"), CHOICE).p_value > SIGNIFICANCE
@@ -78,6 +80,7 @@ def proposes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("proposes_anything")
 @pytest.mark.parametrize("method", ["rejection, irregular", "target, drawn"])
+@pytest.mark.some_cases(1)
 def test_proposed_tokens_need_not_be_forced(method: str):
     found = sampled(METHODS[method], a_draft("noisy"), CHOICE)
     assert found.p_value > SIGNIFICANCE, found

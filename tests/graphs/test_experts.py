@@ -110,7 +110,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("own", ["eager", "grouped_mm"])
 @pytest.mark.parametrize("family", MIXTURES)
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(3)
 def test_greedy_texts(family: str, own: str, rows: int, stand_in: StandIn) -> None:
     model = mixture(family, own, dtype=torch.float32)
     inputs = prompts(rows, 12, padding=rows > 1)
@@ -129,6 +129,7 @@ def test_experts_as_they_are_cannot_be_captured(stand_in: StandIn, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.some_cases(1)
 def test_whole_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the kernels need triton")
     steps, calls = install(monkeypatch, with_kernel=True), []

@@ -42,7 +42,7 @@ CALLS = {"one row, static": (1, TREE), "three rows, dynamic": (3, DYNAMIC)}
     ],
     indirect=["stand_in"],
 )
-@pytest.mark.some_cases(9)
+@pytest.mark.some_cases(4)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
     target = tiny_model(family)
@@ -62,7 +62,7 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
 @pytest.mark.parametrize("stand_in", [True], ids=["kernel"], indirect=True)
 @pytest.mark.parametrize("batch_size, tree", [(1, TREE), (3, DYNAMIC)], ids=["one row, static", "three rows, dynamic"])
 @pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "falcon_h1", "mamba2"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_layers_with_states(family: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
     """A later call, whose layers have not run before its forward is replayed, returns the states of its own text."""
     target = hybrid(family)
@@ -80,6 +80,7 @@ def test_layers_with_states(family: str, batch_size: int, tree: Any, stand_in: S
 
 @BY_ATTENTION
 @pytest.mark.parametrize("batch_size, tree", [(1, TREE), (2, DYNAMIC)], ids=["one row, static", "two rows, dynamic"])
+@pytest.mark.some_cases(2)
 def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """Features come from graphs as they come from hooks: the same drafts are accepted."""
     target, head = trained_target(), trained_head()
@@ -96,6 +97,7 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.some_cases(1)
 def test_the_same_prompt_again_and_again(kind: str, stand_in: StandIn) -> None:
     """A forward that is replayed before any that is not finds its memory taken, and nobody takes it afterwards."""
     target, assistant = trained_target(), trained_head()
@@ -128,6 +130,7 @@ def test_sampling_with_a_seed(stand_in: StandIn) -> None:
 
 
 @BY_ATTENTION
+@pytest.mark.some_cases(1)
 def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on the cache has memory of its own, and no graphs."""
     monkeypatch.setattr("hf_specdec.generation.target.Target._last_capacity", lambda self, num_nodes: 20)
@@ -141,6 +144,7 @@ def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.M
     assert stand_in.replays > 0
 
 
+@pytest.mark.slow
 def test_two_threads_on_one_model(stand_in: StandIn) -> None:
     """The second finds the store lent, and goes without."""
     target = tiny_model()
@@ -237,6 +241,7 @@ def test_heads_of_other_threads_watch_the_same_target(stand_in: StandIn) -> None
 
 
 @BY_ATTENTION
+@pytest.mark.some_cases(1)
 def test_soft_caps_are_left_out_where_sdpa_leaves_them_out(stand_in: StandIn) -> None:
     """transformers 5.17 lets Gemma 2 attend by "sdpa", which has no soft-capping."""
     target = tiny_model("gemma2", attn_logit_softcapping=0.05)

@@ -171,6 +171,7 @@ OPERATORS = [f"{verb}_{layer}" for layer in LAYERS for verb in ("tree", "commit"
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.some_cases(4)
 def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`opcheck` on the arguments that a call hands to its operator: schema, fake implementation, autograd."""
     calls = []
@@ -188,6 +189,7 @@ def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", OPERATORS[::2])
+@pytest.mark.some_cases(2)
 def test_compiles_as_a_whole(name: str) -> None:
     """With the states that it changes in place."""
     function, state = getattr(hf_specdec_kernels, name), "windows" if name.endswith("conv") else "states"

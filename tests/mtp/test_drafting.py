@@ -116,7 +116,7 @@ def test_outputs_are_those_of_the_published_parts(family: str) -> None:
         *(pytest.param(family, DYNAMIC, id=f"{family}-dynamic") for family in ONE_OF_EACH),
     ],
 )
-@pytest.mark.some_cases
+@pytest.mark.some_cases(6)
 def test_calls(family: str, tree: Any) -> None:
     """Of ragged rows with padding, one of them of two tokens."""
     target, head, _ = the_pair(family)
@@ -143,7 +143,7 @@ def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, which the head reads in pieces."""
     target, head, _ = the_pair(family)
@@ -171,6 +171,7 @@ def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
     assert sum(map(sum, accepted[0])) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
 @pytest.mark.some_cases(1)
 def test_whole_steps_of_several_modules_in_flight(

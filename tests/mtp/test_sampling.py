@@ -46,12 +46,14 @@ def fit_samples(family: str, config: SpeculativeConfig) -> Fit:
     "family, method",
     [("hy_v3", BEST), ("hy_v3", DRAWN), ("glm4_moe", DRAWN), ("glm4_moe", BUDGETS)],
 )
+@pytest.mark.some_cases(2)
 def test_calls(family: str, method: str) -> None:
     found = fit_samples(family, METHODS[method])
     assert found.p_value > SIGNIFICANCE, found
     assert found.detectable < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["hy_v3", "glm4_moe"])
 def test_whole_steps(family: str, steps: Steps) -> None:
     method = METHODS[DRAWN]

@@ -20,6 +20,7 @@ from .test_drafting import KNOWN, TREE, assert_as_from_scratch, recording, the_p
 
 
 @pytest.mark.parametrize("family", [family for family in ("glm4_moe", "mimo_v2_flash") if family in KNOWN])
+@pytest.mark.some_cases(1)
 def test_turns_and_a_shared_beginning(family: str) -> None:
     """Texts that part behind a block, at a token that modules read in its last slots; and turns of a dialogue."""
     target, head, _ = the_pair(family)
@@ -40,6 +41,7 @@ def test_turns_and_a_shared_beginning(family: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ends", "ahead"])
+@pytest.mark.some_cases(1)
 def test_blocks_without_what_is_behind_them_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "ends":
         monkeypatch.setattr(BlockEnds, "write", lambda *_: None)
@@ -67,6 +69,7 @@ def written_ends(cuda_graphs: bool, limit: int | None) -> dict[bytes, torch.Tens
 
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+@pytest.mark.some_cases(1)
 def test_captured_steps_write_the_ends_of_blocks(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of prompts' chunks, of drafts, and of features that have waited: as the host does."""
     pytest.importorskip("triton", reason="the kernels need triton")

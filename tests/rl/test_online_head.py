@@ -113,6 +113,7 @@ def fits_of_two_policies(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
     return [fit(torch.tensor(texts), joint) for texts, joint in zip(rows, expected, strict=True)]
 
 
+@pytest.mark.slow
 def test_texts_are_distributed_as_those_of_the_policy_of_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(one.p_value for one in fits_of_two_policies(monkeypatch)) > SIGNIFICANCE
 

@@ -46,7 +46,9 @@ def written_in(texts: list[tuple[list[int], list[int]]]) -> list[int]:
     return sorted({token for _, written in texts for token in written})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow_vocabulary", [True, False])
+@pytest.mark.some_cases(1)
 def test_a_policy_that_writes_other_tokens(follow_vocabulary: bool) -> None:
     """What the head cannot propose it cannot learn; with as many steps it learns, once there are places for it."""
     policy, texts = trained_target(), texts_of(8)
@@ -167,6 +169,7 @@ def fit_while_the_vocabulary_changes(monkeypatch: pytest.MonkeyPatch) -> Fit:
     return fit(torch.tensor(rows), enumerate_tokens(policy, inputs, LENGTH))
 
 
+@pytest.mark.slow
 def test_texts_are_distributed_as_without_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit_while_the_vocabulary_changes(monkeypatch).p_value > SIGNIFICANCE
 

@@ -52,6 +52,7 @@ def moved(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [a_step, moved])
+@pytest.mark.some_cases(1)
 def test_texts_are_those_of_the_policy_as_it_is_now(
     change: Callable[[PreTrainedModel], None], made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_the_policy_writes_in_evaluation_mode_and_trains_on() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.some_cases(1)
 def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate puts autocast around its forward: steps are captured as without, and training has it again."""
     accelerate = pytest.importorskip("accelerate")

@@ -1,4 +1,4 @@
-"""Calls and forms as users of the `openai` package meet them: a server in a process of its own."""
+"""Calls and forms as users of the `openai` package meet them. (Over a connection: tests/serving/test_server.py.)"""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from support.call_templates import TEMPLATES
-from support.servers import running_server
+from support.servers import client_over
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec.smollm2 import smollm2_folder
@@ -23,23 +24,19 @@ ASKS: list[Any] = [{"role": "user", "content": "Paint it."}]
 COUNT = "one two three four five six one two three four five six one two three"
 SCHEMA = {
     "type": "object",
-    "properties": {"colour": {"enum": ["red", "blue"]}, "name": {"type": "string", "maxLength": 5}},
+    "properties": {"colour": {"enum": ["red", "blue"]}, "name": {"type": "string", "maxLength": 20}},
     "required": ["colour", "name"],
     "additionalProperties": False,
 }
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def client() -> Iterator[Any]:
     """Of a server with a layer of SmolLM2, whose chat template writes calls."""
-    folder = tmp_path_factory.mktemp("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(smollm2_folder())
-    tokenizer.chat_template = TEMPLATES["qwen3"]
-    tokenizer.save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(smollm2_folder(), num_hidden_layers=1).save_pretrained(folder)
-    options = ["--dtype", "float32", "--device", "cpu", "--model-name", MODEL, "--num-blocks", "200"]
-    with running_server(str(folder), *options, log=tmp_path_factory.mktemp("server") / "log") as address:
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder(), dtype=torch.float32, num_hidden_layers=1).eval()
+    with client_over(model, TEMPLATES["qwen3"], MODEL, tokenizer=tokenizer) as (client, _):
+        yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)
 
 
 def ask(client: Any, **options: Any) -> Any:

@@ -22,7 +22,7 @@ from hf_specdec.graphs import CapturedForward
 
 DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=9)
 CHAIN = TokenTree.chain(2)
-SERVED = ("qwen3_5_text", "lfm2", "bamba", "jamba", "mamba2")
+SERVED = ("lfm2", "qwen3_5_text", "bamba", "jamba", "mamba2")
 PROMPTS = ragged_prompts((5, 30, 1, 12, 2))
 
 
@@ -42,7 +42,7 @@ def found(model: Any, draft: Any, tree: Any, cuda_graphs: bool, batch_size: int,
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("family", SERVED)
-@pytest.mark.some_cases
+@pytest.mark.some_cases(1)
 def test_calls(family: str, batch_size: int, tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
     by_torch = found(model, draft, tree, False, batch_size)
@@ -62,7 +62,7 @@ def in_flight(model: Any, draft: Any, **sizes: Any) -> tuple[list[list[int]], li
     return [one.generated_tokens for one in outputs], accepted
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "jamba"])
 @pytest.mark.some_cases(1)
 def test_requests_in_flight(family: str, runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots are given to other requests, and blocks taken away."""
@@ -76,6 +76,7 @@ def test_requests_in_flight(family: str, runs: list[InFlightStep], monkeypatch: 
     assert sum(step.kind.tree is not None for step in runs) > 10
 
 
+@pytest.mark.slow
 def test_a_target_without_states(runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its prompts are read by captured steps, those of the draft by the host."""
     model, draft = tiny_model(dtype=torch.float32), hybrid("qwen3_5_text")
@@ -86,6 +87,7 @@ def test_a_target_without_states(runs: list[InFlightStep], monkeypatch: pytest.M
     assert len(runs) > 4 and sum(map(sum, by_torch[1])) > 0
 
 
+@pytest.mark.slow
 def test_rows_that_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row without a tree for a while is in steps of others, where the draft leaves its states alone."""
     load, slots = InFlightStep.load, []
@@ -123,6 +125,7 @@ def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stand_in.captures > 4 and len({id(one) for one in ran}) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.some_cases(1)
 def test_spoiled_steps(in_flight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +155,7 @@ def test_spoiled_steps(in_flight: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert accepted[0] == accepted[1] and sum(accepted[0]) > 5
 
 
+@pytest.mark.slow
 def test_a_failed_capture_of_a_second_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the draft has read in the first part does not enter its states again, in the host's step after it."""
     capture, forward_from, new_after = InFlightStep.capture, DraftModelDrafter.forward_from, []
@@ -182,6 +186,7 @@ def test_a_failed_capture_of_a_second_part(monkeypatch: pytest.MonkeyPatch) -> N
     assert new_after[1] == [0] and max(map(max, new_after[2:])) > 0
 
 
+@pytest.mark.slow
 def test_more_nodes_than_kernels_take(runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that would forward more runs by the host, and by torch from there on."""
     model, draft = hybrid("mamba2"), noisy_copy(hybrid("mamba2"), 0.03)

@@ -12,6 +12,7 @@ from support.vision import VIDEO
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.some_cases(2)
 def test_prompts_with_an_image(family: str, rows: int) -> None:
     model, inputs = model_of(family), inputs_of(family, rows)
     options = {"max_new_tokens": 20, "do_sample": False}
@@ -23,7 +24,9 @@ def test_prompts_with_an_image(family: str, rows: int) -> None:
         assert found.tolist() == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.some_cases(1)
 def test_requests_with_images(family: str) -> None:
     """In flight beside texts, with so few blocks that states are read anew."""
     model, three = model_of(family), inputs_of(family, 3)

@@ -34,6 +34,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("family", SERVED)
+@pytest.mark.some_cases(3)
 def test_calls(family: str, forwards: list[int]) -> None:
     model, inputs = hybrid(family), padded(3, seed=3)
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=24).tolist()
@@ -50,6 +51,7 @@ def test_calls(family: str, forwards: list[int]) -> None:
 
 
 @pytest.mark.parametrize("family", ("qwen3_5_text", "jamba"))
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(family: str, forwards: list[int]) -> None:
     """Slots are given to other requests, and blocks taken away."""
     model = hybrid(family)

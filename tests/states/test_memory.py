@@ -26,6 +26,7 @@ SERVED = ("qwen3_5_text", "kimi_linear", "bamba", "jamba")
 
 
 @pytest.mark.parametrize("family, by_kernel", [("qwen3_5_text", False), *((one, True) for one in SERVED)])
+@pytest.mark.some_cases(2)
 def test_states_take_the_memory_that_is_counted(family: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows for the most requests that may run at once, in target and draft, and what steps leave pending of them."""
     if by_kernel:

@@ -48,8 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Targets of 8 tokens and two layers: their values beside `TINY`."""
 OF_BAMBA = TINY | FAMILIES["bamba"]
-EACH_KIND = ("bamba", "qwen3_5_text", "kimi_linear", "lfm2", "jamba", "zaya")
-"""A family for each kind of layer; others are slow tests."""
+EACH_KIND = ("bamba", "qwen3_5_text", "lfm2", "jamba", "zaya")
+"""A family for most kinds of layers; others are slow tests."""
 MANY_ROWS = {"zaya": 1400}
 """Samples where states reach back two tokens alone, and change little."""
 
@@ -88,15 +88,18 @@ def test_samples(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit_samples(family).p_value < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["attention", "states"])
+@pytest.mark.parametrize(
+    "kind", ["convolutions", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("attention", "states"))]
+)
 def test_samples_of_captured_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By rejection of drawn children; not if a step commits a node more than was accepted."""
     steps = install(monkeypatch, with_kernel=True)
-    draft = copy.deepcopy(a_draft("other")).float() if kind == "attention" else hybrid("bamba", 1, **OF_BAMBA)
+    family, rows = ("lfm2", 800) if kind == "convolutions" else ("bamba", ROWS)  # the former change less
+    draft = hybrid("bamba", 1, **OF_BAMBA) if kind == "states" else copy.deepcopy(a_draft("other")).float()
 
     def found() -> Fit:
-        tokens = sampled_tokens(the_target(), draft, SpeculativeConfig(tree=TREE, cuda_graphs=True), ROWS)
-        return fit(tokens, expected())
+        tokens = sampled_tokens(the_target(family), draft, SpeculativeConfig(tree=TREE, cuda_graphs=True), rows)
+        return fit(tokens, expected(family))
 
     right = found()
     assert steps.replays > 1 and right.p_value > SIGNIFICANCE, right

@@ -40,7 +40,7 @@ def assert_exact(model: PreTrainedModel, batch_size: int, seed: int, **options: 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", HYBRIDS)
-@pytest.mark.some_cases
+@pytest.mark.some_cases(7)
 def test_random_trees(family: str, batch_size: int) -> None:
     if not is_known(family):
         pytest.skip("this release has no such family")
@@ -48,12 +48,13 @@ def test_random_trees(family: str, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("family", (*ONE_OF_EACH, "jamba", "mamba"))
+@pytest.mark.some_cases(3)
 def test_prompts_in_chunks(family: str) -> None:
     assert_exact(hybrid(family), 3, seed=1, prefill_chunk_size=5)
 
 
 @pytest.mark.parametrize("family", (*ONE_OF_EACH, "nemotron_h", "mamba2"))
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_requests_in_flight(family: str) -> None:
     """Few tokens of a prompt in a step, fewer places than requests, and so few blocks that some lose theirs."""
     model = hybrid(family)
@@ -71,6 +72,7 @@ def test_requests_in_flight(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["kimi_linear", "zamba"])
+@pytest.mark.some_cases(1)
 def test_rows_in_groups(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are followed one after the other where they would take too much memory."""
     monkeypatch.setattr(groups, "MOST_BYTES", 1)
@@ -93,7 +95,7 @@ def test_rows_in_groups(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Inkling scales queries by their slot, which padding shifts.
     [*product(ONE_OF_EACH, (1, 3)), ("inkling_text", 1)],
 )
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(2)
 def test_drafts_with_states(family: str, batch_size: int) -> None:
     """A draft accepts what its plain text says it must: it reads the accepted path, not what it had drafted."""
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
@@ -112,7 +114,7 @@ def test_drafts_with_states(family: str, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("family", ("qwen3_5_text", "zamba", "jamba", "mamba"))
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_drafts_that_read_prompts_in_chunks(family: str) -> None:
     """They accept what they accept without chunks, of which the last has one token."""
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
@@ -125,7 +127,7 @@ def test_drafts_that_read_prompts_in_chunks(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_drafts_with_states_in_flight(family: str) -> None:
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
     prompts = [torch.randint(3, 60, (length,)).tolist() for length in (5, 30, 1)]

@@ -121,6 +121,7 @@ def test_golden_tree_level_by_level() -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(1)
 def test_rows_that_keep_different_paths(family: str) -> None:
     """One keeps a path, one only the root, one nothing, although some node of each is not a number."""
     model = hybrid(family)
@@ -146,6 +147,7 @@ def test_rows_that_keep_different_paths(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.some_cases(2)
 def test_texts_of_different_lengths(family: str) -> None:
     """A text longer than the blocks in which recurrences read it; padding behind shorter rows does not count."""
     model, generator = hybrid(family), torch.Generator().manual_seed(3)

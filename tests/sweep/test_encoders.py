@@ -38,6 +38,7 @@ def runner_of(family: str, **changes: int) -> Runner:
 
 
 @pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.some_cases(2)
 def test_texts(family: str) -> None:
     outcomes = {mode: runner_of(family).outcome(mode) for mode in ("chain", "n-grams", "tree", "padded batch")}
     assert outcomes["chain"].kind == outcomes["n-grams"].kind == "exact"

@@ -36,6 +36,7 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
 
 @pytest.mark.parametrize("mode", ["tree", "padded batch", "generate_batch"])
 @pytest.mark.parametrize("model_type", ["exaone4_5", "hyperclovax_vision_v2", "kosmos-2.5"])
+@pytest.mark.some_cases(4)
 def test_positions_that_generate_drops(model_type: str, mode: str) -> None:
     assert runner_of(model_type).outcome(mode).kind == "exact"
 
@@ -118,6 +119,7 @@ def test_prompts_that_are_read_without_a_window(window: int) -> None:
     assert runner.outcome("generate_batch").kind == runner.outcome("generate_batch, n-grams").kind == "exact"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(NO_TREES), reason="cannot be built with this release")
 def test_diffusion() -> None:
     assert_refused(runner_of("diffusion_gemma").outcome("tree"), "diffusion")

@@ -29,8 +29,10 @@ def skip_if_refused(family: str) -> None:
         pytest.skip("refused by this release's name of its layers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [PADDED, TOGETHER])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(2)
 def test_random_trees(family: str, mode: str) -> None:
     skip_if_refused(family)
     assert outcome_of(runner_of(family), mode, seed=1).kind == "exact"
@@ -40,6 +42,7 @@ def test_random_trees(family: str, mode: str) -> None:
     "family, owner, name",
     [("glm5_next", selecting, "_select_along_paths"), ("qwen4_exp_text", HoldsIndexKeys, "positions_of")],
 )
+@pytest.mark.some_cases(1)
 def test_the_order_of_keys_matters(family: str, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are pooled in the order of slots, or turned to other positions, give other texts."""
     skip_if_refused(family)
@@ -51,7 +54,9 @@ def test_the_order_of_keys_matters(family: str, owner: Any, name: str, monkeypat
     assert outcome_of(runner_of(family), PADDED, seed=1).kind == "wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.some_cases(1)
 def test_turns(family: str) -> None:
     """Plain `generate` goes on with the cache of a call with a draft, and a call with the cache of that."""
     skip_if_refused(family)
@@ -72,6 +77,7 @@ def test_turns(family: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_images_beside_texts() -> None:
     """Indexers know the positions of an image in one row, and count along the text in another."""
     skip_if_refused("qwen4_exp_text")

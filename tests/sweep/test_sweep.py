@@ -44,6 +44,7 @@ def test_reasons() -> None:
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)
+@pytest.mark.some_cases(1)
 def test_sample(model_type: str, documented: dict[Pair, str]) -> None:
     check(next(pair for pair in all_pairs() if pair.model_type == model_type), documented)
 

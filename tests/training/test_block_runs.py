@@ -31,6 +31,7 @@ def keys_of(output: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some_cases(1)
 def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None:
     """It has no embeddings and no lm_head; the text is the target's own."""
     result = train(
@@ -61,6 +62,7 @@ def type_name(kind: str) -> str:
 
 
 @pytest.mark.parametrize("shares_lm_head", [False, True])
+@pytest.mark.some_cases(1)
 def test_a_draft_vocabulary(tmp_path: Path, data: Path, shares_lm_head: bool) -> None:
     """The lm_head has the target's rows before and after, or is not stored."""
     options = SMALL | {"draft_vocab_size": 100, "shares_lm_head": shares_lm_head, "markov_rank": 4}
@@ -79,6 +81,7 @@ def test_a_draft_vocabulary(tmp_path: Path, data: Path, shares_lm_head: bool) ->
     [{"kind": "dflash"}, {"kind": "dspark", "optimizer": "muon", "loss_weights": "divergence=1,confidence=1"}],
     ids=["dflash", "dspark, muon"],
 )
+@pytest.mark.some_cases(1)
 def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path, more: dict[str, Any]) -> None:
     """Anchors are drawn as they would have been."""
     options = {"data": str(data), "epochs": 1.0, "eval_steps": 2, **SMALL, **more}
@@ -92,6 +95,7 @@ def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, dat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_trained_further(tmp_path: Path, data: Path) -> None:
     options = {"kind": "dspark", "data": str(data), "epochs": 4, **SMALL}
     first = train(TrainOptions(output=str(tmp_path / "first"), learning_rate=2e-3, markov_rank=4, **options))

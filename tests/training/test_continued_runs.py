@@ -20,6 +20,7 @@ from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path) -> None:
     """The limit is over at once: every run takes one step. Losses and weights are those of one run."""
     options = {"data": str(data), "epochs": 1.0, "eval_steps": 100, **RUN}
@@ -83,6 +84,7 @@ def test_a_run_that_has_begun_to_write_keeps_its_options(tmp_path: Path) -> None
         train(TrainOptions(**options, self_generate=25))
 
 
+@pytest.mark.slow
 def test_writing_continues_too(tmp_path: Path) -> None:
     """No time at all: nothing is written. Then all is; a third run only reads."""
     options = {"output": str(tmp_path), "self_generate": 24, "epochs": 0.5, "generation_batch_size": 8, **RUN}

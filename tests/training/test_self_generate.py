@@ -21,7 +21,8 @@ from hf_specdec.training.written_texts import read_written, write_texts, written
 GREEDY = Sampling(greedy_share=1.0)
 
 
-@pytest.mark.parametrize("batch_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
     """Rows begin anew in place and the cache is cut: neither may show in any text."""
     target, prompts = trained_target(), trained_prompts()["prompts"][:10]
@@ -35,6 +36,7 @@ def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
         assert texts[index].spans == [(len(prompt), len(expected))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_kernel", [True, False], ids=["kernel", "masks"])
 def test_forwards_are_captured(with_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = install_stand_in(monkeypatch, with_kernel)

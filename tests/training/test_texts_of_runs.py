@@ -76,6 +76,7 @@ def test_no_piece_of_a_held_out_text_is_trained_on(tmp_path: Path, monkeypatch: 
     assert (len(trained_on), len(held_out)) == (5, 1) and not trained_on & held_out
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_versions_go_on_if_no_text_was_cut(tmp_path: Path, data: Path) -> None:
     """Their checkpoints have empty marks. The split of texts that fit is the same; that of longer ones is not."""
     for source, is_refused in ((data, False), (long_texts(tmp_path / "long.jsonl"), True)):

@@ -22,6 +22,7 @@ from hf_specdec.training.corpus import Corpus
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.some_cases(1)
 def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None:
     options = {"draft_vocab_size": 256} if kind == "eagle3" else {}
     result = train(
@@ -57,6 +58,7 @@ def test_a_draft_model_learns_and_loads(tmp_path: Path, data: Path, hidden_size:
     assert torch.equal(output, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle1", "draft"))]
 )
@@ -138,6 +140,7 @@ def test_writing_for_so_long(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "written-00000.jsonl").read_text() == written
 
 
+@pytest.mark.slow
 def test_a_head_that_shares_the_lm_head(tmp_path: Path, data: Path) -> None:
     """It is not stored, and serves in generate."""
     options = RUN | {"draft_vocab_size": 100, "shares_lm_head": True, "intermediate_size": 48}
@@ -159,6 +162,7 @@ def test_a_head_that_shares_the_lm_head(tmp_path: Path, data: Path) -> None:
         *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("draft", "eagle1")),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_a_chat_target_with_tied_embeddings(tmp_path: Path, kind: str, hidden_size: int | None) -> None:
     """It writes both sides; the run goes through three checkpoints; the head learns answers alone."""
     tokenizer = chat_tokenizer()

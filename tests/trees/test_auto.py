@@ -217,7 +217,7 @@ def drafts_of(target: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["draft model", "n-gram", "medusa"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_the_text_is_the_same(kind: str, batch_size: int) -> None:
     target = tiny_model("llama", attention_sharpness=3.0)
     inputs = prompts(batch_size, 12, padding=True)
@@ -231,6 +231,7 @@ def test_the_text_is_the_same(kind: str, batch_size: int) -> None:
     assert drafts > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["noisy", "head"])
 def test_sampled_texts_fit_the_enumeration(draft: str) -> None:
     assistant = a_head(5) if draft == "head" else a_draft(draft)

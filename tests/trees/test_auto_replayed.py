@@ -43,6 +43,7 @@ def bars(name: str, noise: float = 0.02, temperature: int = 0, **options: Any) -
         for case in itertools.product(MACHINES, (0.02, 0.5), (0, 1))
     ],
 )
+@pytest.mark.some_cases(1)
 def test_no_slower_than_plain_and_as_fast_as_the_best_tree(name: str, noise: float, temperature: int) -> None:
     found = bars(name, noise, temperature)
     assert found.first >= 0.90
@@ -64,6 +65,7 @@ def test_without_trees_the_best_ones_are_missed() -> None:
     assert statistics.fmean(found.best.values()) < 0.85
 
 
+@pytest.mark.slow
 def test_losses_that_are_likely_made_up_for_do_not_end_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as little patience on every machine the first rejections of a text would."""
     now = bars("native bfloat16")

@@ -49,6 +49,7 @@ def check(family: str, batch_size: int, tree: TokenTree) -> list[list[int]]:
 @pytest.mark.parametrize("batch_size", [1, 3])
 @settings(max_examples=8, deadline=None)
 @given(paths=paths_of_trees())
+@pytest.mark.some_cases(1)
 def test_random_trees(batch_size: int, paths: list[tuple[int, ...]]) -> None:
     check("llama", batch_size, TokenTree(paths))
 
@@ -61,6 +62,7 @@ def test_many_random_trees(family: str, paths: list[tuple[int, ...]]) -> None:
     check(family, 3, TokenTree(paths))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(paths=paths_of_trees(max_nodes=20, max_rank=6))
 def test_random_trees_with_a_sliding_window(paths: list[tuple[int, ...]]) -> None:
@@ -80,6 +82,7 @@ def test_the_draft_exercises_branches() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 @settings(max_examples=6, deadline=None)
 @given(depth=st.integers(1, 5), top_k=st.integers(1, 4), share=st.floats(0, 1))
+@pytest.mark.some_cases(1)
 def test_random_dynamic_trees(batch_size: int, depth: int, top_k: int, share: float) -> None:
     candidates = top_k + (depth - 1) * top_k**2
     tree = DynamicTree(depth=depth, top_k=top_k, num_nodes=max(round(share * candidates), 1))
@@ -90,6 +93,7 @@ def test_random_dynamic_trees(batch_size: int, depth: int, top_k: int, share: fl
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(paths=paths_of_trees(gaps=False))
 def test_drawn_trees_in_greedy_calls(paths: list[tuple[int, ...]]) -> None:

@@ -146,6 +146,7 @@ UNSEEN = {("llama", "the window is not seen"), ("mistral", "padding is visible")
 @pytest.mark.parametrize(
     "family, fault", [pair for pair in itertools.product(("llama", "mistral"), FAULTS) if pair not in UNSEEN]
 )
+@pytest.mark.some_cases(8)
 def test_faults_change_the_text(monkeypatch: pytest.MonkeyPatch, family: str, fault: str) -> None:
     model = tiny_model(family, attention_sharpness=3.0)
     inputs = prompts(3, PROMPT, seed=1, padding=True)

@@ -30,29 +30,22 @@ def tree_attention_naive(
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     batch, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
-    allowed = visible_slots(
-        key.shape[2], lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, window
-    )[:, None, None]
+    capacity = key.shape[2]
+    allowed = visible_slots(capacity, lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, window)
     # Slots that no query attends to may hold anything, NaN included.
-    used = allowed.any(dim=3).view(batch, 1, -1, 1)
+    used = allowed.any(dim=1).view(batch, 1, -1, 1)
     key, value = (torch.where(used, states.to(dtype), 0) for states in (key, value))
-    grouped = query.to(dtype).view(batch, kv_heads, heads // kv_heads, queries, head_dim)
-    scores = torch.einsum("bhgqd,bhsd->bhgqs", grouped, key) * scale
+    grouped = query.to(dtype).reshape(batch, kv_heads, -1, head_dim)
+    scores = (grouped @ key.transpose(2, 3)).view(batch, heads, queries, capacity) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    highest = scores.amax(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~allowed[:, None], -torch.inf)
     if sinks is not None:
-        sinks = sinks.to(dtype).view(kv_heads, -1, 1, 1)
-        highest = torch.maximum(highest, sinks)
-    highest = highest.clamp(min=torch.finfo(dtype).min)
-    weights = (scores - highest).exp()
-    total = weights.sum(dim=-1, keepdim=True)
-    if sinks is not None:
-        total = total + (sinks - highest).exp()
-    weights = torch.where(total > 0, weights / total, 0)
-    attended = torch.einsum("bhgqs,bhsd->bqhgd", weights, value)
-    return attended.flatten(2, 3).to(query.dtype)
+        scores = torch.cat([scores, sinks.to(dtype).view(1, -1, 1, 1).expand(batch, -1, queries, 1)], dim=3)
+    # By `softmax`: `exp` of as many infinities takes ten times as long as of numbers.
+    weights = scores.softmax(dim=3)[..., :capacity].nan_to_num(0.0)
+    attended = weights.reshape(batch, kv_heads, -1, capacity) @ value
+    return attended.view(batch, heads, queries, -1).transpose(1, 2).to(query.dtype)
 
 
 def visible_slots(
