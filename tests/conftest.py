@@ -42,9 +42,10 @@ ANY_VERSION = {
     "attention": "grouped_attention",
     "batching": (
         "candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples device_steps "
-        "draft_temperatures equal_prompts faults graphs keeping limits logprobs paged_cache pauses pending_features "
-        "policy prefix_cache random_mixes repeated_ends repeated_steps request_faults requests results "
-        "sampling scheduler soak spare_time starts_and_ends warming_up weights"
+        "draft_temperatures equal_prompts faults graphs image_leads keeping limits logprobs paged_cache pauses "
+        "pending_features policy prefix_cache random_mixes repeated_ends repeated_steps request_faults "
+        "request_options requests results sampling scheduler shared_images soak spare_time starts_and_ends "
+        "warming_up weights"
     ),
     "block": (
         "anchored calls confidence conversion damaged drafting formats heads mask_embedding pairs sampling "
@@ -69,10 +70,10 @@ ANY_VERSION = {
     "mtp": "sampling shared_prefixes",
     "replicas": "board front prefixes ray",
     "serving": (
-        "access calls_over_http choices contexts ends_of_servers engine health http_server large_bodies "
-        "load_benchmark long_answers parts server starting stop_strings streams"
+        "access app calls_over_http choices contexts decoding demanded_calls ends_of_servers engine health "
+        "http_server large_bodies load_benchmark long_answers parts python_calls server starting stop_strings streams"
     ),
-    "states": "draft_steps sampling",
+    "states": "draft_steps kernels sampling",
     "sweep": "state_samples",
     "training": (
         "block_runs blocks continued_runs data description objectives openings packing processes reading "
