@@ -57,7 +57,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("draft, sampled, captured", CALLS)
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_texts(draft: str, sampled: bool, captured: bool, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     if captured:
         pytest.importorskip("triton", reason="the kernels need triton")

@@ -141,7 +141,7 @@ def padded_texts() -> tuple[dict[str, Any], torch.Tensor]:
     ],
     ids=str,
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_the_drafter_of_phrases_in_batches(options: dict[str, Any]) -> None:
     """`PhraseDraft` of docs/writing-a-drafter.md, with phrases that branch; padded rows, some of which end early."""
     drafter = run_page(ROOT / "docs" / "writing-a-drafter.md")["PhraseDraft"]
@@ -189,6 +189,7 @@ def test_the_drafter_that_draws_is_exact() -> None:
         assert fit_samples(config, BestTokens(layer), "top-k").p_value < SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_the_verifier_of_chains_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Texts verified by `walk_chain` of docs/writing-a-verifier.md, as its page puts it in a call, against the enumerated

@@ -102,6 +102,7 @@ def test_stop_strings_do_not_raise(
 
 @pytest.mark.parametrize("only_new_tokens", [False, True], ids=["whole_text", "only_new_tokens"])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(2)
 def test_a_cache_is_reused_over_turns(
     target: PreTrainedModel, draft: PreTrainedModel, record_property: Note, batch_size: int, only_new_tokens: bool
 ) -> None:

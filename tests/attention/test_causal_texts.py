@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, list[int], int]] = {
 
 
 @pytest.mark.parametrize("family, lengths, number", CASES.values(), ids=CASES)
+@pytest.mark.some_cases(3)
 def test_prompts(family: str, lengths: list[int], number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, attend = tiny_model(family, attn_implementation="sdpa"), functional.scaled_dot_product_attention
     texts = [prompts(1, length, seed=length)["input_ids"] for length in lengths]

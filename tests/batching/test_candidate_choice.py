@@ -157,6 +157,7 @@ def test_a_good_draft_is_used(is_warm: bool) -> None:
 
 
 @pytest.mark.parametrize("seconds", [machine(0.05, 0.05), machine(0.01, 0.5), machine(0.4, 0.0)])
+@pytest.mark.some_cases(1)
 def test_a_bad_one_costs_next_to_nothing(seconds: Machine) -> None:
     choice = choice_with(warm_times(seconds))
     gain(choice, BAD, seconds, 20)

@@ -195,6 +195,7 @@ def test_models_that_are_traced_in_part(stand_in: StandIn, recwarn: pytest.Warni
     assert stand_in.replays > 3 and not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning, and whole steps all the same; the layers are what they were."""
 

@@ -59,6 +59,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
         assert of_two and all(choice.times.are_known for choice in of_two)
 
 
+@pytest.mark.slow
 def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a graph of its own, even where captures cost nothing."""
     monkeypatch.setattr(CandidateChoice, "_may_take", lambda self, tree: True)

@@ -21,6 +21,7 @@ from hf_specdec.verification.biases import BIASES, ENDINGS, HIDDEN_TOKENS
 ALL = (HIDDEN_TOKENS, BIASES, ENDINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 4])
 @pytest.mark.some_cases(1)
 def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:

@@ -180,6 +180,7 @@ def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["head", "states"])
 @pytest.mark.some_cases(1)
 def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

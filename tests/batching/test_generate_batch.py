@@ -57,7 +57,7 @@ def of_family(family: str, count: int = 4, new_tokens: int = 16) -> tuple[PreTra
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(3)
 def test_families_with_a_draft_model(family: str) -> None:
     model, texts = of_family(family)
     call = {"max_new_tokens": len(texts[0]), "tree": IRREGULAR, "continuous_batching_config": limits()}
@@ -65,7 +65,7 @@ def test_families_with_a_draft_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(3)
 def test_families_with_a_head(family: str) -> None:
     model, texts = of_family(family)
     head = tiny_head(model, aux_layer_ids=[0, 1, model.config.get_text_config().num_hidden_layers])
@@ -82,7 +82,7 @@ def texts(target: PreTrainedModel) -> list[list[int]]:
 @pytest.mark.smoke
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0)]", DYNAMIC, "auto", [(0, "[(0,)]"), (20, DYNAMIC)]])
 @pytest.mark.parametrize("kind", ["draft", "ngram"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_trees(target: PreTrainedModel, draft: PreTrainedModel, texts: list[list[int]], kind: str, tree: Any) -> None:
     assistant = draft if kind == "draft" else NgramDraft()
     config = SpeculativeConfig() if tree is None else None

@@ -119,6 +119,7 @@ def test_tokens_and_inputs_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.some_cases(1)
 def test_images_without_places(kind: str) -> None:
     """A request whose images do not fit its tokens fails by itself, when it is read."""
     model, prompts, texts = of_family("qwen3_vl")

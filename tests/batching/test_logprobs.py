@@ -79,6 +79,7 @@ def test_steps_on_the_host(tree: Any) -> None:
         check(target(), output, *asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["host", "device"])
 @pytest.mark.some_cases(1)
 def test_after_preemptions(by: str, request: pytest.FixtureRequest) -> None:

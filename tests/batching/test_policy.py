@@ -58,6 +58,7 @@ def steps_of(manager: SpeculativeBatchingManager) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("counts_waiting", [False, True])
+@pytest.mark.some_cases(1)
 def test_steps_under_load_carry_no_drafts(counts_waiting: bool) -> None:
     model = tiny_model()
     manager = make(model, noisy_copy(model), 3, disable_counts_waiting=counts_waiting)
@@ -94,7 +95,7 @@ def trained_head_folder() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["draft", "ngram", "head", "medusa"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None:
     """The steps of a long request once the others are gone are those of a new request with its text as the prompt."""
     model, draft, prompts = drafters(kind)
@@ -144,8 +145,8 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store is not None and not store._places and len(store._free) == 4
 
 
-@pytest.mark.parametrize("kind", [pytest.param("draft", marks=pytest.mark.slow), "head"])
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["draft", "head"])
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -184,9 +185,8 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
-@pytest.mark.parametrize(
-    "length", [CAPACITY, *(pytest.param(CAPACITY + more, marks=pytest.mark.slow) for more in (-2, 1))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [CAPACITY - 2, CAPACITY, CAPACITY + 1])
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
     install_stand_in(monkeypatch, with_kernel=True)

@@ -170,6 +170,7 @@ def test_seeds_draw_the_same(kind: str) -> None:
     assert texts == [texts[0]] * 4 and managers[0].state.num_prefix_hits == 16 + 2 * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "eagle"])
 @pytest.mark.some_cases(1)
 def test_few_blocks(kind: str) -> None:

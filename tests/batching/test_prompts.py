@@ -98,7 +98,7 @@ def test_families(family: str, read: Read) -> None:
         pytest.param("ngram", 600, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     """
     A head sees the features of every token once: it accepts as much as without graphs. (Where blocks run out, it
@@ -208,6 +208,7 @@ def test_nan_in_a_prompt_ends_its_request_alone(read: Read) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_a_prompt_step_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: PromptStep, *args: Any) -> None:

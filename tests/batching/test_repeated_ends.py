@@ -123,7 +123,7 @@ def test_a_new_request_does_not_wait_for_others_to_end(
 
 
 @pytest.mark.parametrize("more", [0, 1, 2, 9])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_texts_after_their_last_position(repeats: list[Repeats], more: int) -> None:
     """A model with learned positions knows none after the last, where a run on the way may stand."""
     target = tiny_model("gpt2", dtype=torch.float32, max_position_embeddings=64)
@@ -239,6 +239,7 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
         assert all(on_the_way.walk.paths[row] is None for row in spoiled.spoiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
 @pytest.mark.some_cases(1)
 def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
         *(pytest.param(assistant, True, marks=pytest.mark.slow) for assistant in ("head", "off", "auto")),
     ],
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, repeats: list[Repeats]) -> None:
     """Most steps are launched before the last one is read, and texts are as without that."""
     target, draft, prompts = trained_target(), trained_head(), trained_prompts()["prompts"][:3]
@@ -149,6 +149,7 @@ def test_acceptance_is_that_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch,
     assert taken[0] == taken[1] and sum(sum(steps) for (steps,) in taken[0]) > 30
 
 
+@pytest.mark.slow
 def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
     """They have no place for features, and what steps write for them must stay where nobody reads."""
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((9, 14))

@@ -90,7 +90,7 @@ def dialogue(name: str) -> tuple[list[Inputs], list[list[int]]]:
 
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("name", vision.VISION_MODELS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_turns(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of all turns is encoded once; another one, or a second, is not taken for it."""
     encoded, (turns, texts) = of_encoder(monkeypatch), dialogue(name)

@@ -269,6 +269,7 @@ def test_a_capture_that_fails_in_spare_time_is_the_last(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("how", ["stop", "pause", "request"])
+@pytest.mark.some_cases(1)
 def test_what_comes_in_the_midst_of_a_capture(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for that one capture, of which nothing else is left."""
     target = copy.deepcopy(the_target()).float()
@@ -304,6 +305,7 @@ def test_what_comes_in_the_midst_of_a_capture(how: str, monkeypatch: pytest.Monk
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 def test_graphs_of_new_weights_follow_too(stand_in: StandIn) -> None:
     """Those that were dropped are captured again, before requests want them."""
     target = copy.deepcopy(the_target()).float()

@@ -131,6 +131,7 @@ def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -
         assert manager.engine.num_steps < 5
 
 
+@pytest.mark.slow
 def test_a_pause_puts_the_warm_up_off() -> None:
     """It does not wait for the end of it, and the rest is captured afterwards."""
     target = tiny_model(dtype=torch.float32)

@@ -30,6 +30,7 @@ def test_phases_of_a_trace() -> None:
 
 @pytest.mark.parametrize("steps", [True], indirect=True)
 @pytest.mark.parametrize("kind", ["markov", "dflash"])
+@pytest.mark.some_cases(1)
 def test_marks_of_captured_steps(kind: str, steps: object) -> None:
     target = tiny_model("llama", dtype=torch.float32)
     head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(2, 9, padding=True)

@@ -125,7 +125,7 @@ def paths_of(draft: Any, row: int) -> list[tuple[int, ...]]:
 
 @KINDS
 @pytest.mark.parametrize("tree", [CHAIN, IRREGULAR, DYNAMIC, "auto"], ids=["chain", "static", "dynamic", "auto"])
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(4)
 def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
     target = a_target()
     head, inputs = tiny_block_head(target, **ALL_KINDS[kind]), prompts(3, 9, padding=True)
@@ -148,7 +148,7 @@ def test_requests_in_flight(kind: str, tree: Any) -> None:
 
 @in_turn(BLOCK_KINDS)
 @pytest.mark.filterwarnings("error:.*could not be captured")
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
     """A call's steps run whole, with the same text and the same drafts as on the host."""
     target = a_target()

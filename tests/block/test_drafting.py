@@ -38,6 +38,7 @@ def drafted(name: str, tree: Any, **options: Any) -> RecordingBlockDrafter:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.some_cases(2)
 def test_the_references_own_chains(name: str) -> None:
     arrays, _ = golden(name)
     expected, accepted = arrays["spec_draft_tokens"], arrays["spec_accept_length"].tolist()
@@ -52,6 +53,7 @@ def test_the_references_own_chains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.some_cases(2)
 def test_the_references_own_trees(name: str) -> None:
     """The best 15 nodes of all, whatever their depth: those of the reference's heap, and what of them is accepted."""
     arrays, _ = golden(name)

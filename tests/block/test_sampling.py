@@ -49,7 +49,7 @@ CAUGHT = 1e-6
         ("peagle", BUDGETS, "plain"),
     ],
 )
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(3)
 def test_calls(kind: str, method: str, setting: str) -> None:
     found = fit_samples(METHODS[method], a_block_head(kind), setting)
     assert found.p_value > SIGNIFICANCE, found
@@ -75,7 +75,7 @@ WHOLE = {("dflash", BEST), ("dflash", BUDGETS), ("markov", DRAWN), ("rnn", BUDGE
         for case in itertools.product(("dflash", "markov", "rnn", "dflash2"), (BEST, DRAWN, BUDGETS))
     ],
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_whole_steps(kind: str, method: str, steps: Steps) -> None:
     found = of_whole_steps(kind, method)
     assert steps.replays > 0

@@ -141,6 +141,7 @@ def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
     return fit(tokens, expected_tokens("plain"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, settings",
     [

@@ -35,6 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.some_cases(1)
 def test_commands(way: str, folders: dict[str, Path], tmp_path: Path) -> None:

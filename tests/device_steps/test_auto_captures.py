@@ -92,6 +92,7 @@ def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypat
     assert found[1][0] < 1.2 * found[0][0] + simulation.device.capture / 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chances", [(0.93, 0.02), (0.3, 0.05)], ids=["deeper", "smaller"])
 @pytest.mark.some_cases(1)
 def test_a_tree_far_from_the_own_one_is_found(

@@ -19,6 +19,7 @@ GREEDY = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.mark.parametrize("end", [-1, [-1, 7], [1000, 7]], ids=str)
+@pytest.mark.some_cases(1)
 def test_end_tokens_that_are_none(end: Any, steps: Steps) -> None:
     """transformers warns of negative ones, and goes on to the full length."""
     target = tiny_model(dtype=torch.float32)

@@ -106,7 +106,7 @@ def test_forced_logits(is_static: bool) -> None:
 
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", ["draft", "head"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_greedy_calls(kind: str, tree: Any, steps: Steps) -> None:
     """With padding, and with features that wait for a head."""
     target = tiny_model(dtype=torch.float32) if kind == "draft" else copy.deepcopy(the_target()).float()

@@ -72,7 +72,7 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
 @BY_ATTENTION
 @rows_and_trees(IRREGULAR, DYNAMIC)
 @pytest.mark.parametrize("family", (*FAMILIES, *CAPTURED))
-@pytest.mark.some_cases(9)
+@pytest.mark.some_cases(6)
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
     target, draft = pair(family, prompts(batch_size, 9, padding=batch_size > 1))
     if family not in CAPTURED and not supports_switching(target):
@@ -109,6 +109,7 @@ def test_extreme_trees(tree: Any, steps: Steps) -> None:
     assert steps.captures == 1
 
 
+@pytest.mark.slow
 def test_a_tree_of_few_of_its_candidates(steps: Steps) -> None:
     """The draft's memory holds all 72 candidates that are expanded, the target's only the 16 that are verified."""
     tree = hf_specdec.DynamicTree(depth=10, top_k=8, num_nodes=16)
@@ -243,7 +244,7 @@ def test_forced_first_tokens(family: str, steps: Steps) -> None:
 
 @STATES
 @pytest.mark.parametrize("batch_size", [5, 9])
-@pytest.mark.some_cases
+@pytest.mark.some_cases(1)
 def test_rows_that_end_early(batch_size: int, family: str, steps: Steps) -> None:
     """Nothing is captured for the rows that are left, even for a single one."""
     inputs = prompts(batch_size, 9)
@@ -284,6 +285,7 @@ def test_streamers(batch_size: int, steps: Steps) -> None:
 
 
 @STATES
+@pytest.mark.some_cases(1)
 def test_caches_over_two_turns(family: str, steps: Steps) -> None:
     """The cache that a call was given holds what plain `generate` leaves there, and serves the next turn."""
     inputs = prompts(1, 9)

@@ -54,6 +54,7 @@ class Inputs(TorchDispatchMode):
     "kind", ["model", "head", "head with a draft vocabulary", "head that borrows an lm_head", "states"]
 )
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
+@pytest.mark.some_cases(4)
 def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs()
     record = graphs.RECORDERS["cpu"]

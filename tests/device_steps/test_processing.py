@@ -140,7 +140,7 @@ def test_at_the_nodes_of_a_path() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["another row", "ancestors ignored", "text ignored", "order"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_wrong_versions_are_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "another row":
         load = RowBiases.load

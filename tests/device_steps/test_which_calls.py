@@ -59,6 +59,7 @@ def test_others_run_step_by_step(options: dict[str, Any], steps: Steps) -> None:
     assert steps.captures == 0
 
 
+@pytest.mark.slow
 def test_short_texts_by_the_engine_of_long_ones(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     draft, options = noisy_copy(target, 0.05), {"max_new_tokens": 12, "do_sample": False}
@@ -110,7 +111,7 @@ def test_prompts_that_fill_their_blocks(steps: Steps, monkeypatch: pytest.Monkey
     ],
     ids=["auto", "schedule", "few rows", "no rows"],
 )
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 def test_trees_that_change(config: dict[str, Any], batch_size: int, steps: Steps) -> None:
     """Steps are whole whatever chose their tree, or none."""
     target = tiny_model(dtype=torch.float32)

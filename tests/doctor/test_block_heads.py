@@ -69,7 +69,7 @@ def misreadings() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("golden", "wrong"), misreadings(), ids=str)
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_misread_heads(golden: str, wrong: dict[str, Any]) -> None:
     """What is recommended is the right reading, although some mistakes cost hardly any token."""
     right = block_head(golden).config
@@ -182,6 +182,7 @@ def test_readings() -> None:
 
 
 @pytest.mark.parametrize("golden", ["dflash", "dspark", "dflash2", "peagle"])
+@pytest.mark.some_cases(2)
 def test_rereading(golden: str) -> None:
     head = shared_head(golden)
     for _, changes in readings(head.config, trained_target().config):

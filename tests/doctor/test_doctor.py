@@ -56,7 +56,7 @@ def recommended(diagnosis: Diagnosis) -> EagleHead:
 @pytest.mark.parametrize(
     "name", ["safeailab_eagle1", "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3", "modelopt_eagle3"]
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_good_heads(name: str) -> None:
     diagnosis = as_published(name)
     assert diagnosis.is_good
@@ -237,6 +237,7 @@ def test_what_the_figures_say() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["safeailab_eagle1", "modelopt_eagle3_yarn"])
+@pytest.mark.some_cases(2)
 def test_rereading(name: str, dtype: torch.dtype) -> None:
     """Nothing is drawn, copied or rounded; what depends on the config is as in a head that was built with it."""
     head = EagleHead.from_pretrained(GOLDENS / name, dtype=dtype)

@@ -36,7 +36,7 @@ from hf_specdec.drafters.heads import in_dtype_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_targets_of_every_family(family: str) -> None:
     target = tiny_model(family)
     number = target.config.get_text_config().num_hidden_layers
@@ -121,6 +121,7 @@ class RunsTheTarget(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.some_cases(1)
 def test_others_run_the_target_meanwhile(rows: int) -> None:

@@ -100,7 +100,7 @@ def test_rows_of_a_batch(heads: MedusaHeads, tree, default_trees: None) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_targets_of_every_family(family: str) -> None:
     target, inputs = tiny_model(family), prompts(3, 15, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=16)

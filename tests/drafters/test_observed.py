@@ -25,7 +25,7 @@ def the_draft(kind: str, target: PreTrainedModel, draft: PreTrainedModel) -> Any
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", ["model", "head", "ngram"])
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_the_steps_tell_the_text(
     kind: str,
     tree: Any,

@@ -51,7 +51,7 @@ both_kinds = pytest.mark.parametrize("pieces", [MANY_SHARED, FEW_SHARED], ids=["
 
 @both_kinds
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(2)
 def test_greedy_texts(pieces: tuple[str, ...], tree: Any) -> None:
     """Padded rows of a call, and the same as requests."""
     target, call = the_target(), call_of(pieces)

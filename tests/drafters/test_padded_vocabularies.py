@@ -49,7 +49,7 @@ def assert_holds_foreign(text: torch.Tensor) -> None:
 @both_sizes
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_greedy_texts(target: PreTrainedModel, size: int, tree: Any, batch_size: int) -> None:
     inputs = prompts(batch_size, 12, padding=True)
     text = target.generate(**inputs, max_new_tokens=40, do_sample=False)

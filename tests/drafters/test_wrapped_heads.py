@@ -37,6 +37,7 @@ def with_lora(head: PreTrainedModel) -> torch.nn.Module:
     "wrap", [torch.compile, with_lora, lambda head: torch.compile(with_lora(head))], ids=["compile", "peft", "both"]
 )
 @pytest.mark.parametrize("make, drafter", [(eagle, EagleDrafter), (medusa, MedusaDrafter)])
+@pytest.mark.some_cases(3)
 def test_wrapped(
     make: Callable[[PreTrainedModel], PreTrainedModel],
     drafter: type,

@@ -106,6 +106,7 @@ def test_scores_and_cache(read: list[int]) -> None:
         torch.testing.assert_close(mine.values, theirs.values)
 
 
+@pytest.mark.slow
 def test_which_prompts_are_read_at_once(read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded ones, those behind a cache, in chunks, of other inputs or positions, or as long as to busy the device."""
     target = tiny_model(dtype=torch.float32)
@@ -155,6 +156,7 @@ def test_rotary_embeddings_that_change_with_the_length(length: int, read: list[i
 
 
 @pytest.mark.parametrize("model_type, changes", [("bert", {"is_decoder": False}), ("moshi", {"sliding_window": 16})])
+@pytest.mark.some_cases(1)
 def test_prompts_that_models_read_their_own_way(model_type: str, changes: dict[str, Any], read: list[int]) -> None:
     """In both directions, or without the window that forwards behind a cache have."""
     if model_type in NO_TREES:

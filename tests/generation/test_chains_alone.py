@@ -41,7 +41,7 @@ def model_of(family: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("asked", ["chain:4", "auto", None])
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(3)
 def test_chains(family: str, asked: str | None) -> None:
     target, draft = model_of(family), noisy_copy(model_of(family), 0.02)
     inputs = prompts(1, 12)

@@ -58,6 +58,7 @@ def inputs_of(rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["bart", "marian"])
+@pytest.mark.some_cases(1)
 def test_offloaded_tables_of_positions(family: str) -> None:
     """The weights of a table lie on the meta device before and after its forward."""
     target, inputs = model_of(family), inputs_of(2)
@@ -72,6 +73,7 @@ def test_offloaded_tables_of_positions(family: str) -> None:
 
 
 @pytest.mark.parametrize("family, rows, tree", [("bart", 3, TREE), ("marian", 3, TREE), ("t5", 1, "chain:4")])
+@pytest.mark.some_cases(2)
 def test_greedy_texts(family: str, rows: int, tree: str) -> None:
     """BART's kind counts slots; nodes get positions where its table is read. T5's bias does not follow a tree."""
     target = model_of(family)

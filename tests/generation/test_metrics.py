@@ -27,6 +27,7 @@ RUNS = {
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.some_cases(5)
 def test_metrics_agree_with_the_text(
     target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, run: str
 ) -> None:

@@ -40,7 +40,7 @@ def call(target: PreTrainedModel, assistant: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).name)
 @pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True}], ids=["greedy", "sampled"])
-@pytest.mark.some_cases(5)
+@pytest.mark.some_cases(3)
 def test_calls(target: PreTrainedModel, name: str, how: dict[str, Any]) -> None:
     torch.manual_seed(3)
     expected = call(target, load_draft(name), tree=TREE, **how)

@@ -178,6 +178,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("draft", ["n-grams", "longer draft", "head"])
+@pytest.mark.some_cases(1)
 def test_rotary_embeddings_that_refuse_more(refusing: PreTrainedModel, draft: str) -> None:
     speculates, inputs = drafting(draft, refusing), prompts(1, PROMPT)
     end = int(refusing.generate(**inputs, do_sample=False, max_new_tokens=3)[0, 14])

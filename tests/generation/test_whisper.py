@@ -47,6 +47,7 @@ def drafts(whisper: WhisperForConditionalGeneration) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some_cases(2)
 def test_greedy_texts(whisper: WhisperForConditionalGeneration, drafts: dict[str, Any], kind: str) -> None:
     for rows in (1, 3):
         expected = whisper.generate(sound(rows), **GREEDY)

@@ -58,7 +58,7 @@ def sampled(config: SpeculativeConfig, assistant: Any, grammar: str, rows: int =
         ("target, best tokens", FORCED),
     ],
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_every_method(method: str, grammar: str):
     found = sampled(METHODS[method], a_draft("noisy"), grammar)
     assert found.p_value > SIGNIFICANCE, found
@@ -86,6 +86,7 @@ def test_proposed_tokens_need_not_be_forced(method: str):
     assert found.p_value > SIGNIFICANCE, found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proposes_anything")
 def test_proposed_tokens_are_no_drawn_ones(monkeypatch: pytest.MonkeyPatch):
     """A wrong version: what the grammar proposes counts as drawn from the draft's distribution."""

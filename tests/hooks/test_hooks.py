@@ -94,6 +94,7 @@ def test_a_draft_model_alone_is_transformers_own(target: PreTrainedModel) -> Non
 @pytest.mark.parametrize(
     "tree", [TREE, [(0,), (1,), (0, 0)], TokenTree.chain(3), DynamicTree(depth=3, top_k=2, num_nodes=6)], ids=repr
 )
+@pytest.mark.some_cases(2)
 def test_the_options_travel_in_a_generation_config(
     target: PreTrainedModel, draft: PreTrainedModel, tree: Any, tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ OPERATORS = [f"{verb}_{layer}" for layer in LAYERS for verb in ("tree", "commit"
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`opcheck` on the arguments that a call hands to its operator: schema, fake implementation, autograd."""
     calls = []

@@ -116,7 +116,7 @@ def test_outputs_are_those_of_the_published_parts(family: str) -> None:
         *(pytest.param(family, DYNAMIC, id=f"{family}-dynamic") for family in ONE_OF_EACH),
     ],
 )
-@pytest.mark.some_cases(6)
+@pytest.mark.some_cases(4)
 def test_calls(family: str, tree: Any) -> None:
     """Of ragged rows with padding, one of them of two tokens."""
     target, head, _ = the_pair(family)
@@ -127,6 +127,7 @@ def test_calls(family: str, tree: Any) -> None:
         assert_as_from_scratch(family, drafter, pads_of(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in ONE_OF_EACH if family in ("glm4_moe", "mimo_v2_flash")])
 @pytest.mark.some_cases(1)
 def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def fit_samples(family: str, config: SpeculativeConfig) -> Fit:
     "family, method",
     [("hy_v3", BEST), ("hy_v3", DRAWN), ("glm4_moe", DRAWN), ("glm4_moe", BUDGETS)],
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_calls(family: str, method: str) -> None:
     found = fit_samples(family, METHODS[method])
     assert found.p_value > SIGNIFICANCE, found

@@ -106,6 +106,7 @@ def test_the_policy_writes_in_evaluation_mode_and_trains_on() -> None:
     assert [module.training for module in model.modules()] == modes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.some_cases(1)
 def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_texts_are_those_of_generate(space: SimpleNamespace, target: PreTrainedM
     assert drafted.metrics.num_accepted_tokens > 0
 
 
+@pytest.mark.some_cases(2)
 def test_every_token_is_where_its_step_says(recording: Any) -> None:
     """Accepted tokens are those of the path's nodes, in order; the own token follows, and is no child if recovered."""
     tokens = recording.tokens
@@ -161,6 +162,7 @@ def test_text_is_escaped_and_clickable(space: SimpleNamespace) -> None:
 # --------------------------------------------------------------------------------------------------------------- trees
 
 
+@pytest.mark.some_cases(2)
 def test_trees_show_every_node(space: SimpleNamespace, recording: Any) -> None:
     """A box per node that counts, none over another; the accepted path in the colours of the text."""
     words = space.text.Words(tiny_tokenizer())

@@ -40,7 +40,7 @@ def assert_exact(model: PreTrainedModel, batch_size: int, seed: int, **options: 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("family", HYBRIDS)
-@pytest.mark.some_cases(7)
+@pytest.mark.some_cases(4)
 def test_random_trees(family: str, batch_size: int) -> None:
     if not is_known(family):
         pytest.skip("this release has no such family")

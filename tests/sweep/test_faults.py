@@ -36,7 +36,7 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
 
 @pytest.mark.parametrize("mode", ["tree", "padded batch", "generate_batch"])
 @pytest.mark.parametrize("model_type", ["exaone4_5", "hyperclovax_vision_v2", "kosmos-2.5"])
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 def test_positions_that_generate_drops(model_type: str, mode: str) -> None:
     assert runner_of(model_type).outcome(mode).kind == "exact"
 
@@ -103,6 +103,7 @@ def test_encoders_as_language_models() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.some_cases(1)
 def test_prompts_in_both_directions(implementation: str) -> None:
     """Eager attention has a causal mask for every prompt."""
     model = tiny_model(pair_of("paligemma"), seed=1, dtype=torch.float32)

@@ -76,6 +76,7 @@ def test_a_draft_vocabulary(tmp_path: Path, data: Path, shares_lm_head: bool) ->
     assert torch.equal(target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=head), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{"kind": "dflash"}, {"kind": "dspark", "optimizer": "muon", "loss_weights": "divergence=1,confidence=1"}],

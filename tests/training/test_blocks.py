@@ -91,7 +91,7 @@ def expected_loss(head: BlockHead, batch: dict[str, torch.Tensor], gamma: float)
 
 @pytest.mark.parametrize("at_once", [2**27, 1])
 @pytest.mark.parametrize("kind", TRAINED)
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_the_loss(kind: str, at_once: int, batch: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all anchors that there are, at once or one by one."""
     monkeypatch.setattr(blocks, "_LOGITS_AT_ONCE", at_once)

@@ -73,6 +73,7 @@ def test_sliding_windows() -> None:
         assert text.input_ids == target.generate(ids, max_length=30, do_sample=False)[0].tolist()
 
 
+@pytest.mark.slow
 def test_temperatures_are_of_rows_and_drawn_tokens_follow_the_target() -> None:
     """The first token after one prompt, 3,000 times at temperature 1: total variation below 0.06 (chance: 0.03)."""
     target, prompt = trained_target(), trained_prompts()["prompts"][0][:9]

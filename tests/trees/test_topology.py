@@ -75,6 +75,7 @@ def always(rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
         (lambda positions: positions % 3, "[(0,), (1,), (2,), (0, 1), (1, 2), (2, 0), (0, 0)]", 2),
     ],
 )
+@pytest.mark.some_cases(10)
 def test_the_right_branch_is_accepted(
     target: PreTrainedModel,
     rank_at: Callable[[torch.Tensor], torch.Tensor],
@@ -146,7 +147,7 @@ UNSEEN = {("llama", "the window is not seen"), ("mistral", "padding is visible")
 @pytest.mark.parametrize(
     "family, fault", [pair for pair in itertools.product(("llama", "mistral"), FAULTS) if pair not in UNSEEN]
 )
-@pytest.mark.some_cases(8)
+@pytest.mark.some_cases(4)
 def test_faults_change_the_text(monkeypatch: pytest.MonkeyPatch, family: str, fault: str) -> None:
     model = tiny_model(family, attention_sharpness=3.0)
     inputs = prompts(3, PROMPT, seed=1, padding=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from selection import fast
 from state_cases import NUM_SLOTS, OF_STATES, TOLERANCE, Tree, close, delta_pending, in_double, rows_of
 
 from hf_specdec_kernels import DeltaPending, PendingPath, commit_delta_rule, tree_delta_rule
@@ -97,10 +98,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_against_naive(case: Case, device: torch.device) -> None:
+@pytest.mark.parametrize("name", fast(CASES, CASES.keys() - {"64 nodes", "channels, 40 nodes"}))
+def test_against_naive(name: str, device: torch.device) -> None:
     """Two steps: from a state that was written, and after a path of each row; then a commit."""
-    run(case, device)
+    run(CASES[name], device)
 
 
 def run(case: Case, device: torch.device) -> None:
