@@ -36,14 +36,16 @@ def assert_target_is_unchanged() -> None:
 
 
 def _state_of(model: PreTrainedModel) -> dict[str, Any]:
+    modules = list(model.modules())  # once: this runs after every test
+    parameters = [one for module in modules for one in module._parameters.values() if one is not None]
     return {
         "config": model.config.to_dict(),
         "attention": model.config._attn_implementation,
         "generation": model.generation_config.to_dict(),
-        "writes": [parameter._version for parameter in model.parameters()],
-        "training": [module.training for module in model.modules()],
-        "hooks": sum(len(module._forward_pre_hooks) + _num_hooks(module) for module in model.modules()),
-        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+        "writes": [parameter._version for parameter in parameters],
+        "training": [module.training for module in modules],
+        "hooks": sum(len(module._forward_pre_hooks) + _num_hooks(module) for module in modules),
+        "requires_grad": [parameter.requires_grad for parameter in parameters],
     }
 
 

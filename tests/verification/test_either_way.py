@@ -69,7 +69,7 @@ def drafts() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", drafts())
 def test_the_distribution_is_the_target_s(kind: str, ways: list[bool]) -> None:
-    found = fit_samples(AUTO, drafts()[kind], "temperature", rows=1_000)
+    found = fit_samples(AUTO, drafts()[kind], "temperature", rows=600)
     assert found.p_value > SIGNIFICANCE, found
     assert {True, False} == set(ways)
 
