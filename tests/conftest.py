@@ -41,7 +41,7 @@ ANY_VERSION = {
     ),
     "attention": "grouped_attention",
     "batching": (
-        "candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples device_steps "
+        "adapters candidate_choice candidate_ways compiled_steps device_auto device_rows device_samples device_steps "
         "draft_temperatures equal_prompts faults graphs image_leads keeping limits logprobs paged_cache pauses "
         "pending_features policy prefix_cache random_mixes repeated_ends repeated_steps request_faults "
         "request_options requests results sampling scheduler shared_images soak spare_time starts_and_ends "
@@ -52,6 +52,7 @@ ANY_VERSION = {
         "shaped_trees usual_mistakes"
     ),
     "bulk": "answers output records",
+    "checkpoints": "hub",
     "compiling": "early_launch kept merged_linears",
     "device_steps": (
         "auto_captures auto_dynamic by_position compiled drawing edges grammars greedy image_sampling memory sampling "
@@ -73,6 +74,7 @@ ANY_VERSION = {
         "access app calls_over_http choices contexts decoding demanded_calls ends_of_servers engine health "
         "http_server large_bodies load_benchmark long_answers parts python_calls server starting stop_strings streams"
     ),
+    "serving/requests": "bad_requests",
     "states": "draft_steps kernels sampling",
     "sweep": "state_samples",
     "training": (

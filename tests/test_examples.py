@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[list[str], int]] = {
     ),
 }
 PACKAGES = {"peft_lora": "peft", "quantized": "torchao"}
-LONG = {"custom_trees", "train_head"}
+LONG = {"custom_trees", "eagle_head", "train_head"}
 
 
 @pytest.fixture

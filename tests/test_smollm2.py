@@ -67,6 +67,7 @@ def test_ngram_trees_on_a_repetitive_prompt(target: PreTrainedModel, tokenizer: 
     assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
+@pytest.mark.slow
 def test_a_padded_batch_with_a_branching_tree(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     inputs = chat(tokenizer, QUESTION, REPETITIVE)
     assert (inputs["attention_mask"] == 0).any()

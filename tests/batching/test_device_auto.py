@@ -42,7 +42,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("others", [CHAIN, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.some_cases(1)
 def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
     """It plans, and rows that were not drafted for count as no refusals."""
     target = tiny_model(dtype=torch.float32)

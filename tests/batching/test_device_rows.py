@@ -23,7 +23,6 @@ ALL = (HIDDEN_TOKENS, BIASES, ENDINGS)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 4])
-@pytest.mark.some_cases(1)
 def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     """While requests come, go, change places, and lose blocks to others that they get back later."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())

@@ -182,7 +182,6 @@ def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["head", "states"])
-@pytest.mark.some_cases(1)
 def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first has done does not count, and a head still has the features that it needs."""
     capture, captured = InFlightStep.capture, []

@@ -151,6 +151,7 @@ def test_acceptance_is_that_of_the_definition(target: PreTrainedModel, draft: Pr
         assert output.speculation.num_accepted_tokens == sum(expected)
 
 
+@pytest.mark.slow
 def test_a_heads_acceptance_is_that_of_generate() -> None:
     model, head = trained_target(), trained_head()
     prompts = [prompt for prompt in trained_prompts()["prompts"] if len(prompt) > 1][:5]

@@ -70,7 +70,6 @@ def test_the_image_matters(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_blocks", "widths"), [(19, ()), (26, (16,))])
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-@pytest.mark.some_cases(1)
 def test_few_blocks(name: str, num_blocks: int, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that loses its blocks reads its images again, and then what it has written, and no token of both."""
     monkeypatch.setattr(InFlightTarget, "widths", lambda target: widths)

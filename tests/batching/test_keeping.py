@@ -256,6 +256,7 @@ def test_a_failed_manager_is_not_kept(made: list[Any]) -> None:
     torch.testing.assert_close(kept_by(model).model.lm_head.weight, model.lm_head.weight)
 
 
+@pytest.mark.slow
 def test_a_seed_reproduces_calls_of_a_kept_manager(made: list[Any]) -> None:
     """What the first call has learnt of the draft's temperature is not the next one's."""
     model, draft, texts = the_target(), a_draft("other"), []

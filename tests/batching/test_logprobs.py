@@ -81,7 +81,6 @@ def test_steps_on_the_host(tree: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["host", "device"])
-@pytest.mark.some_cases(1)
 def test_after_preemptions(by: str, request: pytest.FixtureRequest) -> None:
     if by == "device":
         request.getfixturevalue("whole_steps")

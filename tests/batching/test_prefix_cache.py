@@ -141,6 +141,7 @@ def test_turns_and_a_shared_beginning(kind: str, captured: bool, monkeypatch: py
     assert bool(runs) is (captured and kind != "ngram")
 
 
+@pytest.mark.slow
 def test_float32() -> None:
     """Rounding may decide between tokens that are almost as likely, and nothing else."""
     target, prompts = trained_target(), trained_prompts()["prompts"]
@@ -172,7 +173,6 @@ def test_seeds_draw_the_same(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "eagle"])
-@pytest.mark.some_cases(1)
 def test_few_blocks(kind: str) -> None:
     """Old prefixes give way; a request that loses its blocks finds those again that nobody has taken."""
     system = random_tokens(13)

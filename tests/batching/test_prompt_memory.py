@@ -201,7 +201,6 @@ def test_images_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ("head", torch.OutOfMemoryError("no room")),
     ],
 )
-@pytest.mark.some_cases(1)
 def test_a_tower_without_memory(kind: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three requests fails, by name, and that is not its fault; the others go on, and nothing leaks."""
     model = vision.gemma3()

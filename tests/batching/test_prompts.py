@@ -162,6 +162,7 @@ def nothing_else(self: Any, *args: Any) -> None:
 # ------------------------------------------------------------------------------------------- as a whole on the device
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_first_tokens_are_drawn_as_the_host_would(read: Read) -> None:
     """With a seed they are the same; greedy requests, and those that are not drafted for, are beside them."""

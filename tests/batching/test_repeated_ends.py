@@ -241,7 +241,6 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
-@pytest.mark.some_cases(1)
 def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one step of rest, or 2, 4, …, 16 of them if the next draft is spoiled again."""
     target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)

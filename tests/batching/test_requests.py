@@ -108,6 +108,7 @@ def test_a_burst_finds_the_places_that_are_free(target: PreTrainedModel, draft: 
             assert manager.get_result(name).error is None
 
 
+@pytest.mark.slow
 def test_generate_meanwhile(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
     """Others may use the model while requests run."""
     expected = text_alone(target, PROMPTS[3], max_new_tokens=20)

@@ -103,7 +103,6 @@ def test_draft_models_are_exact(config: str, seeded: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("assistant", ["head", "ngram"])
-@pytest.mark.some_cases(1)
 def test_others_are_exact(assistant: str) -> None:
     draft = a_head(None) if assistant == "head" else NgramDraft(min_ngram=1)
     found = fit_requests(draft, SpeculativeConfig(tree=TREE), seeded=False)

@@ -71,7 +71,6 @@ def run_load(manager: SpeculativeBatchingManager, prompts: list[list[int]], **op
 @pytest.mark.usefixtures("no_spare_time", "few_trees")
 @pytest.mark.parametrize("kind", ["head", "draft", "ngram"])
 @pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
-@pytest.mark.some_cases(1)
 def test_loads_of_any_size_capture_nothing(
     tree: Any, kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +156,7 @@ def test_the_others_follow(tree: Any, most: int) -> None:
     assert_nothing_left(manager)
 
 
+@pytest.mark.slow
 def test_what_has_come_often_comes_first(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside open requests, too, if these are few and have not waited long for captures."""
     monkeypatch.setattr(stored, "PATIENCE", 5)

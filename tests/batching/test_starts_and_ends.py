@@ -330,7 +330,6 @@ print("the end")
         pytest.param("pause = manager.pause()\npause.__enter__()", id="paused", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.some_cases(1)
 def test_a_program_that_ends_without_stopping(last: str) -> None:
     """Its thread is ended first: killed in the midst of a step, it would abort the program. A pause goes on."""
     done = subprocess.run(

@@ -83,6 +83,7 @@ def test_temperatures_in_half_precision(prompts: Path, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "bench.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_draft_model_and_all_baselines(prompts: Path) -> None:
     options = ("--device", "cpu", "--prompts", prompts, "--max-new-tokens", 12, "--rounds", 1, "--tree", "chain:2")
     baselines = ("--baseline", "static", "--baseline", "assisted", "--baseline", "lookup")

@@ -113,6 +113,7 @@ def test_a_block_head_is_measured_and_gets_a_card(tmp_path: Path) -> None:
     assert 'BlockHead.from_pretrained("my-block-head")' in card.text and "| its own | 0 |" in card.text
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_measured_with_our_chain_and_gets_a_card(tmp_path: Path) -> None:
     """The target drafts for itself: with `tree=` left out, our chain of 5 accepts all."""
     folder, path = tmp_path / "my-draft", tmp_path / "results.json"

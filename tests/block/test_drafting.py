@@ -78,7 +78,6 @@ class ByPosition(RecordingBlockDrafter):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark", "dflash2"])
-@pytest.mark.some_cases(1)
 def test_children_given_their_parent_are_accepted_more_often(name: str) -> None:
     """Than those of trees as large that grow from the positions' logits alone."""
     found = []

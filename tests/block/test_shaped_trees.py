@@ -152,7 +152,6 @@ def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
     ],
     ids=str,
 )
-@pytest.mark.some_cases(1)
 def test_samples_are_the_target_s(
     kind: str, settings: dict[str, Any], outcomes: list[RowOutcome], steps: Steps
 ) -> None:

@@ -224,6 +224,7 @@ def test_store_into_a_cropped_cache_that_records_its_past() -> None:
     assert_same_cache(*caches)
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 @pytest.mark.parametrize(
     "runs",

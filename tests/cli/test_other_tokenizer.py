@@ -37,7 +37,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.some_cases(1)
 def test_commands(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """They say in a line how it drafts, and time transformers' own way beside it."""
     models = ("--draft", folders[way], "--device", "cpu", "--max-new-tokens", 8)

@@ -94,7 +94,6 @@ def test_a_first_call_beside_one_with_a_fixed_tree(generate: Generate, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chances", [(0.93, 0.02), (0.3, 0.05)], ids=["deeper", "smaller"])
-@pytest.mark.some_cases(1)
 def test_a_tree_far_from_the_own_one_is_found(
     chances: tuple[float, ...], generate: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +107,6 @@ def test_a_tree_far_from_the_own_one_is_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.some_cases(1)
 def test_later_calls(temperature: float, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was timed with more rows misleads none: each number of rows has its best tree once captures have paid."""
     simulation = simulate(monkeypatch, replace(DEVICE, host=0.3, capture=3.0), CHANCES[temperature])

@@ -125,7 +125,6 @@ def shuffled_times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [None, "auto"])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.some_cases(1)
 def test_a_seed_reproduces_a_call(rows: int, asked: str | None, steps: Steps, shuffled_times: None) -> None:
     """With nothing asked, or with "auto"; the generator goes on from the same state."""
     draft, texts, states, replays = tiny_head(TARGET), [], [], []

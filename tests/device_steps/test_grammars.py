@@ -50,8 +50,8 @@ def sampled(config: SpeculativeConfig, assistant: Any, grammar: str = GRAMMAR) -
     return fit(found, expected(grammar))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["target", "auto"])
-@pytest.mark.some_cases(1)
 def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong version of it, which takes the next best token of the step, does not fit."""
     config = SpeculativeConfig(tree=TREE, verification=method, cuda_graphs=True)
@@ -65,7 +65,6 @@ def test_the_distribution(method: Any, steps: Steps, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [TREE, DynamicTree(depth=2, top_k=2, num_nodes=4)], ids=["static", "dynamic"])
-@pytest.mark.some_cases(1)
 def test_the_distribution_with_forced_tokens(tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn by a head that lacks some tokens. A wrong version forces what may also be otherwise, and does not fit."""
     config = SpeculativeConfig(tree=tree, cuda_graphs=True)

@@ -112,7 +112,6 @@ def test_lack_of_memory(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-@pytest.mark.some_cases(1)
 def test_returned_cache(name: str, steps: Steps) -> None:
     """The cache goes on as that of plain `generate`."""
     model, inputs = of_family(name, 3)

@@ -123,6 +123,7 @@ def test_as_the_processors_of_transformers(most: int, monkeypatch: pytest.Monkey
         torch.testing.assert_close(step.found(), step.expected(), rtol=0, atol=0, msg=lambda m, s=seed: f"{s}: {m}")
 
 
+@pytest.mark.slow
 def test_at_the_nodes_of_a_path() -> None:
     """Level by level, as log-probabilities need them."""
     for seed in SEEDS:

@@ -142,7 +142,6 @@ def test_a_draft_that_is_the_target_is_always_accepted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["index", "temperature"])
-@pytest.mark.some_cases(1)
 def test_children_of_another_distribution_do_not_fit(
     wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 
 SCRIPT = Path(__file__).with_name("captured_steps.py")
-pytestmark = pytest.mark.slow  # two processes that import torch and transformers; test_tensor_parallel.py has such, too
+pytestmark = pytest.mark.slow  # processes that import torch and transformers, as test_tensor_parallel.py has, too
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 

@@ -81,7 +81,6 @@ def test_good_heads(name: str) -> None:
         ("speculators_eagle3", {"norm_before_residual": False}, "norm_before_residual=True"),
     ],
 )
-@pytest.mark.some_cases(1)
 def test_misread_heads(source: str, wrong: dict[str, Any], fix: str, tmp_path: Path) -> None:
     """The fix is found, and loading the head as it says is reading it rightly."""
     diagnosis = examine(misread(tmp_path / "head", source, **wrong))
@@ -114,7 +113,6 @@ def untrained_lm_head(folder: Path) -> Path:
         (untrained_lm_head, "safeailab_eagle1", "the target's lm_head", "has_lm_head"),
     ],
 )
-@pytest.mark.some_cases(1)
 def test_tensors_that_were_never_trained(
     make: Callable[[Path], Path], source: str, name: str, field: str, tmp_path: Path
 ) -> None:
@@ -139,7 +137,6 @@ def test_tensors_that_were_never_trained(
         ("speculators_eagle3", {"transformer_layer_config": {"rope_parameters": {"rope_theta": 20.0}}}),
     ],
 )
-@pytest.mark.some_cases(1)
 def test_the_rotary_embedding_of_published_heads(source: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """Configs have the base at several places; the fix is the same call for all of them."""
     config, weights = published(source)
@@ -288,7 +285,6 @@ def test_readings_without_alternatives() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["safeailab_eagle1", "speculators_eagle3"])
-@pytest.mark.some_cases(1)
 def test_offloaded_targets(name: str, tmp_path: Path) -> None:
     """All weights wait on the CPU, or some on disk, and are loaded when their module is called."""
     options = {"prompts": PROMPTS[:1], "max_new_tokens": 12}

@@ -144,7 +144,6 @@ def test_every_step_drafts_as_from_scratch(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk_size", [None, 4])
-@pytest.mark.some_cases(1)
 def test_the_order_of_steps_does_not_matter(prefill_chunk_size: int | None) -> None:
     """A batch accepts, row by row, what each row accepts alone."""
     target, head = trained_target(), trained_head()

@@ -123,7 +123,6 @@ class RunsTheTarget(StoppingCriteria):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.some_cases(1)
 def test_others_run_the_target_meanwhile(rows: int) -> None:
     """Features are those of the call's own forwards."""
     inputs, head = trained_inputs(rows), trained_head()

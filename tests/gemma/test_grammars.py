@@ -64,7 +64,6 @@ class Cuts:
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [None, "last accepted node"])
 @pytest.mark.parametrize("in_flight", [False, True], ids=["call", "in flight"])
-@pytest.mark.some_cases(1)
 def test_features_after_a_cut(
     in_flight: bool, mistake: str | None, steps: Steps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

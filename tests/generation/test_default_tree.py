@@ -65,6 +65,7 @@ def test_a_seed_reproduces_a_call(kind: str, rows: int, shuffled_times: None) ->
     assert len(set(trees)) > 1  # not for want of other trees
 
 
+@pytest.mark.slow
 def test_draws_at_a_position_do_not_depend_on_the_draft() -> None:
     inputs, texts = prompts(1, 12), []
     for options in drafts().values():
@@ -87,7 +88,6 @@ def test_a_seed_reproduces_a_batch(kind: str, shuffled_times: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["noisy", "head"])
 @pytest.mark.parametrize("tree", [None, "auto"])
-@pytest.mark.some_cases(2)
 def test_the_distribution_is_the_target_s(draft: str, tree: str | None) -> None:
     assistant = a_head(5) if draft == "head" else a_draft(draft)
     assert fit_samples(SpeculativeConfig(tree=tree), assistant, "temperature").p_value > SIGNIFICANCE

@@ -78,9 +78,9 @@ def proposes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrammarText, "forced", lambda self, most: [1, 6, 3][:most])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proposes_anything")
 @pytest.mark.parametrize("method", ["rejection, irregular", "target, drawn"])
-@pytest.mark.some_cases(1)
 def test_proposed_tokens_need_not_be_forced(method: str):
     found = sampled(METHODS[method], a_draft("noisy"), CHOICE)
     assert found.p_value > SIGNIFICANCE, found

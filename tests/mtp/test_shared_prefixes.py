@@ -68,6 +68,7 @@ def written_ends(cuda_graphs: bool, limit: int | None) -> dict[bytes, torch.Tens
     return {key: ends.held[block] for key, block in pool._blocks.items() if block in pool.drafted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
 @pytest.mark.some_cases(1)
 def test_captured_steps_write_the_ends_of_blocks(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

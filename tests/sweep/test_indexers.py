@@ -38,6 +38,7 @@ def test_random_trees(family: str, mode: str) -> None:
     assert outcome_of(runner_of(family), mode, seed=1).kind == "exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, owner, name",
     [("glm5_next", selecting, "_select_along_paths"), ("qwen4_exp_text", HoldsIndexKeys, "positions_of")],

@@ -97,6 +97,7 @@ def test_min_p_leaves_out_unlikely_tokens() -> None:
     assert drawn <= set((p >= 0.5 * p.max()).nonzero().flatten().tolist())
 
 
+@pytest.mark.slow
 def test_a_chat_of_which_the_target_writes_both_sides() -> None:
     tokenizer = chat_tokenizer()
     target = tiny_model(vocab_size=len(tokenizer), sharpness=1.0)  # random: ends turns one time in sixty

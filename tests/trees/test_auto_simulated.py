@@ -38,6 +38,7 @@ def calls(machine: Machine, best: float) -> tuple[list[float], list[float]]:
 FAST = {("bfloat16 without its matmul", 0.02), ("dear from the first node", 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, noise",
     [
