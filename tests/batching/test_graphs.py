@@ -72,9 +72,7 @@ def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["head", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "draft"))]
-)
+@pytest.mark.parametrize("kind", ["head", "ngram", "draft"])
 def test_drafters(kind: str, stand_in: StandIn) -> None:
     target = trained_target()
     assistant = {"head": trained_head, "ngram": NgramDraft, "draft": lambda: noisy_copy(target, 0.02)}[kind]()

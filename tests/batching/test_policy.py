@@ -207,9 +207,9 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
     "depth, is_first",
     [
         (CAPACITY // 2 + 1, False),
-        pytest.param(CAPACITY - 2, True, marks=pytest.mark.slow),
-        pytest.param(CAPACITY - 2, False, marks=pytest.mark.slow),
-        pytest.param(CAPACITY // 2 + 1, True, marks=pytest.mark.slow),
+        (CAPACITY - 2, True),
+        (CAPACITY - 2, False),
+        (CAPACITY // 2 + 1, True),
     ],
 )
 def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,7 +327,7 @@ print("the end")
     "last",
     [
         pytest.param("", id="running"),
-        pytest.param("pause = manager.pause()\npause.__enter__()", id="paused", marks=pytest.mark.slow),
+        pytest.param("pause = manager.pause()\npause.__enter__()", id="paused"),
     ],
 )
 def test_a_program_that_ends_without_stopping(last: str) -> None:

@@ -41,9 +41,7 @@ def the_target() -> PreTrainedModel:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", ["rejection, irregular", pytest.param("target, best tokens", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["rejection, irregular", "target, best tokens"])
 def test_samples(method: str, steps: Steps) -> None:
     target, tree = the_target(), METHODS[method]
     generator = torch.Generator().manual_seed(0)

@@ -129,7 +129,6 @@ def test_calls(family: str, tree: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in ONE_OF_EACH if family in ("glm4_moe", "mimo_v2_flash")])
-@pytest.mark.some_cases(1)
 def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than a forward; and what waits while speculation is off, until rows have ended."""
     monkeypatch.setattr(reading, "LONGEST_FORWARD", 4)
@@ -174,7 +173,6 @@ def test_whole_steps(family: str, tree: Any, steps: Steps) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
-@pytest.mark.some_cases(1)
 def test_whole_steps_of_several_modules_in_flight(
     limit: int | None, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

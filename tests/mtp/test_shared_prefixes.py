@@ -70,7 +70,6 @@ def written_ends(cuda_graphs: bool, limit: int | None) -> dict[bytes, torch.Tens
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
-@pytest.mark.some_cases(1)
 def test_captured_steps_write_the_ends_of_blocks(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of prompts' chunks, of drafts, and of features that have waited: as the host does."""
     pytest.importorskip("triton", reason="the kernels need triton")

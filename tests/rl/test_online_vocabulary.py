@@ -48,7 +48,6 @@ def written_in(texts: list[tuple[list[int], list[int]]]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("follow_vocabulary", [True, False])
-@pytest.mark.some_cases(1)
 def test_a_policy_that_writes_other_tokens(follow_vocabulary: bool) -> None:
     """What the head cannot propose it cannot learn; with as many steps it learns, once there are places for it."""
     policy, texts = trained_target(), texts_of(8)

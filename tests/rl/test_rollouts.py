@@ -108,7 +108,6 @@ def test_the_policy_writes_in_evaluation_mode_and_trains_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.some_cases(1)
 def test_a_policy_in_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate puts autocast around its forward: steps are captured as without, and training has it again."""
     accelerate = pytest.importorskip("accelerate")

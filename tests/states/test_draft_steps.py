@@ -127,7 +127,6 @@ def test_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [False, True])
-@pytest.mark.some_cases(1)
 def test_spoiled_steps(in_flight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose logits are NaN is taken back but for what the draft has read, which enters its states once."""
     target = copy.deepcopy(hybrid("qwen3_5_text"))

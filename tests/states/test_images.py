@@ -26,7 +26,6 @@ def test_prompts_with_an_image(family: str, rows: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.some_cases(1)
 def test_requests_with_images(family: str) -> None:
     """In flight beside texts, with so few blocks that states are read anew."""
     model, three = model_of(family), inputs_of(family, 3)

@@ -32,7 +32,6 @@ def skip_if_refused(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [PADDED, TOGETHER])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(2)
 def test_random_trees(family: str, mode: str) -> None:
     skip_if_refused(family)
     assert outcome_of(runner_of(family), mode, seed=1).kind == "exact"
@@ -43,7 +42,6 @@ def test_random_trees(family: str, mode: str) -> None:
     "family, owner, name",
     [("glm5_next", selecting, "_select_along_paths"), ("qwen4_exp_text", HoldsIndexKeys, "positions_of")],
 )
-@pytest.mark.some_cases(1)
 def test_the_order_of_keys_matters(family: str, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are pooled in the order of slots, or turned to other positions, give other texts."""
     skip_if_refused(family)
@@ -57,7 +55,6 @@ def test_the_order_of_keys_matters(family: str, owner: Any, name: str, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.some_cases(1)
 def test_turns(family: str) -> None:
     """Plain `generate` goes on with the cache of a call with a draft, and a call with the cache of that."""
     skip_if_refused(family)

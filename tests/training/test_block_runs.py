@@ -82,7 +82,6 @@ def test_a_draft_vocabulary(tmp_path: Path, data: Path, shares_lm_head: bool) ->
     [{"kind": "dflash"}, {"kind": "dspark", "optimizer": "muon", "loss_weights": "divergence=1,confidence=1"}],
     ids=["dflash", "dspark, muon"],
 )
-@pytest.mark.some_cases(1)
 def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path, more: dict[str, Any]) -> None:
     """Anchors are drawn as they would have been."""
     options = {"data": str(data), "epochs": 1.0, "eval_steps": 2, **SMALL, **more}

@@ -68,7 +68,6 @@ FAST = ("right", "contrary", "sure of nothing")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TELLS]
 )
-@pytest.mark.some_cases(1)
 def test_estimates_help_where_they_are_right_and_cost_little_where_not(name: str) -> None:
     (without, share_without), (cost, share) = calls(None), calls(TELLS[name])
     if name.startswith("right"):

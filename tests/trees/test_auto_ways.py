@@ -44,7 +44,6 @@ def calls(limits: AutoTree, drawn: float, best: float) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn, best", [(0.85, 0.5), (0.5, 0.85), (0.7, 0.7)])
-@pytest.mark.some_cases(1)
 def test_the_better_way_is_taken(drawn: float, best: float) -> None:
     either = replace(LIMITS, takes_either=True)
     least = min(calls(LIMITS, drawn, drawn)[0], calls(LIMITS, best, best)[0])
