@@ -68,8 +68,7 @@ def written_ends(cuda_graphs: bool, limit: int | None) -> dict[bytes, torch.Tens
     return {key: ends.held[block] for key, block in pool._blocks.items() if block in pool.drafted}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [None, 1], ids=["drafting", "waiting"])
+@pytest.mark.parametrize("limit", [None, pytest.param(1, marks=pytest.mark.slow)], ids=["drafting", "waiting"])
 def test_captured_steps_write_the_ends_of_blocks(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of prompts' chunks, of drafts, and of features that have waited: as the host does."""
     pytest.importorskip("triton", reason="the kernels need triton")

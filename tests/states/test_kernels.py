@@ -75,9 +75,13 @@ def test_trees_too_large_for_them(family: str, forwards: list[int], monkeypatch:
     monkeypatch.setattr(tree_forward, "MOST_NODES", 8)
     model, inputs = hybrid(family), padded(2, seed=4)
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=24).tolist()
-    drafter = Oracle(expected, 1, rests=0.2)
+    config = hf_specdec.SpeculativeConfig(tree=Oracle.default_tree, cuda_graphs=False)  # which run forwards more often
     found = model.generate(
-        **inputs, do_sample=False, max_new_tokens=24, assistant_model=drafter, tree=Oracle.default_tree
+        **inputs,
+        do_sample=False,
+        max_new_tokens=24,
+        assistant_model=Oracle(expected, 1, rests=0.2),
+        speculative_config=config,
     )
     assert found.tolist() == expected
     assert 0 < len(forwards) < len(hf_specdec.last_metrics().accepted_per_step[0])
