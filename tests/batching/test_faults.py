@@ -243,7 +243,7 @@ class Box:
 
     def __init__(self, inbox: Any, event: Callable[[], None]):
         self.inbox, self.event = inbox, event
-        self.put, self.get = inbox.put, inbox.get
+        self.put, self.get, self.get_nowait = inbox.put, inbox.get, inbox.get_nowait
 
     def empty(self) -> bool:
         is_empty = self.inbox.empty()
