@@ -14,7 +14,7 @@ from ..engine.capture_plan import CapturePlan
 from ..engine.captured.ahead import Ahead, PromptsAhead, StepAhead
 from ..engine.captured.stored import PATIENCE
 from ..engine.request import Request, RequestStatus
-from ..graphs import reason_of
+from ..graphs import end_compilation, reason_of
 from ..trees import DynamicTree, TokenTree
 from ..trees.capture_budget import CaptureBudget
 
@@ -95,6 +95,7 @@ class WarmUp:
                     del self._left[0]
                 self._run_dummies(plan)
         finally:
+            end_compilation()
             engine.reset_counts()
             engine.forget_temperatures()
             engine.choices.forget_texts()

@@ -8,7 +8,7 @@ inputs. A forward is captured when its shape comes for the second time; where th
 graphs.
 """
 
-from .capturing import RECORDERS, GraphPool, Record, compile_kernels, record_cuda_graph
+from .capturing import RECORDERS, GraphPool, Record, compile_kernels, end_compilation, record_cuda_graph
 from .experts import with_captured_experts
 from .forwards import CapturedForward, RecordedForward, StaticContext
 from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
@@ -27,6 +27,7 @@ __all__ = [
     "RecordedForward",
     "StaticContext",
     "compile_kernels",
+    "end_compilation",
     "fingerprint_of",
     "graph_loans",
     "obstacle_to_graphs",

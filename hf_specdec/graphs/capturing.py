@@ -38,10 +38,11 @@ def record_cuda_graph(
 def _recorded(
     run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
+    if not exchanges.are_captured():  # ranks could compile at different times
+        compile_kernels(run, device, waits=True)
     stream = own_stream(device, "capture")
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        compile_kernels(run, device, waits=True)
         run()
     torch.cuda.current_stream(device).wait_stream(stream)
     try:
@@ -64,11 +65,23 @@ def compile_kernels(
     if kernels_are_installed():
         from hf_specdec_kernels import compile_kernels_of
 
+        stream = own_stream(device, "capture")
+        stream.wait_stream(torch.cuda.current_stream(device))
         try:
-            compile_kernels_of(run, device, waits)
+            with building(), torch.cuda.stream(stream):
+                compile_kernels_of(run, device, waits)
         except Exception as error:  # whatever it is: the function meets it again
             logger.info(f"Kernels could not be compiled beside each other: {type(error).__name__}: {error}")
+        torch.cuda.current_stream(device).wait_stream(stream)
     return (lambda: None), []
+
+
+def end_compilation() -> None:
+    """Waits for the kernels that this thread has begun to compile."""
+    if kernels_are_installed():
+        import hf_specdec_kernels
+
+        hf_specdec_kernels.end_compilation()
 
 
 def _capture_on(

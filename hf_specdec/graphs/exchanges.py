@@ -35,6 +35,11 @@ def captured_together(ranks: Ranks) -> Iterator[None]:
         _of_thread.group = before
 
 
+def are_captured() -> bool:
+    """Whether this thread captures for several ranks."""
+    return _group() is not None
+
+
 def note(graph: Any) -> None:
     """Takes note of a new graph, which is freed before the process group if it was captured for several ranks."""
     if _group() is not None:

@@ -67,6 +67,7 @@ class AcceptanceTable:
         for number, path in enumerate(paths):
             if path is not None:
                 self._add_path(path, partial(drafted_children, draft, number))
+        self._chances = None
 
     def add_whole(self, tree: TokenTree, paths: list[list[int] | None]) -> None:
         """
@@ -77,6 +78,7 @@ class AcceptanceTable:
         children = tree.children
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
+        self._chances = None
 
     def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]], num_ranks: int = 0) -> None:
         """
@@ -91,6 +93,7 @@ class AcceptanceTable:
                 for rank in range(min(max(count, num_ranks) if count else 0, len(trials))):
                     trials[rank] += 1
                     hits[rank] += rank == accepted
+        self._chances = None
 
     @property
     def num_drafts(self) -> float:
@@ -98,11 +101,11 @@ class AcceptanceTable:
         return self._trials[0][0]
 
     def grow_older(self) -> None:
-        """Lets earlier counts count less. Every step begins with it."""
-        self._chances = None
+        """Lets earlier counts count less."""
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
+        self._chances = None
 
     def _add_path(self, path: Sequence[int], children_of: Callable[[int], Sequence[int]], times: int = 1) -> None:
         steps = zip([0, *path], [*path, None], strict=True)
@@ -120,9 +123,10 @@ class AcceptanceTable:
         Acceptance probabilities `[depth][rank]`, not rising with the rank; rarely seen entries lean on other depths of
         the rank. The same list until something is counted.
         """
-        if self._chances is None:
-            self._chances = self._computed()
-        return self._chances
+        found = self._chances
+        if found is None:
+            found = self._chances = self._computed()
+        return found
 
     def _computed(self) -> list[list[float]]:
         """See `chances`."""

@@ -78,10 +78,13 @@ class Topology:
 
 @lru_cache(maxsize=256)
 def _of_tree(tree: TokenTree | None, device: torch.device) -> Topology:
-    parents = (-1,) if tree is None else tree.parents
-    depth = 0 if tree is None else tree.depth
-    topology = Topology.of_parents(torch.tensor([[max(parent, 0) for parent in parents]], device=device), depth)
-    return replace(topology, is_static=True)
+    from hf_specdec_kernels.tree_growth import tree_ancestors_naive
+
+    # On the CPU: it is kept for ever, and kernels may rest now, see `operators_rest`.
+    own = (-1,) if tree is None else tree.parents
+    parents, depth = torch.tensor([[max(one, 0) for one in own]], device="cpu"), 0 if tree is None else tree.depth
+    depths, ancestors = tree_ancestors_naive(parents, depth)
+    return Topology(parents.to(device), depths.to(device), ancestors.to(device), depth, is_static=True)
 
 
 @dataclass(eq=False)

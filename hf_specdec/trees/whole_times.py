@@ -95,8 +95,6 @@ class WholeTimes:
             return
         self.steps += 1
         self.seconds += seconds
-        self._expected.clear()
-        self._parts = None
         first = self._first.setdefault(tree, [])
         if len(first) < self.FIRST:
             first.append(seconds)
@@ -108,12 +106,15 @@ class WholeTimes:
         if tree is None:
             self._of_all_then = statistics.median(self._of_all)
         self._best[tree] = min(self._best.get(tree, seconds), seconds)
+        self._expected, self._parts = {}, None  # last, since other threads may ask meanwhile
 
     def of(self, tree: Tree | None) -> float:
         """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
-        if tree not in self._expected:
-            self._expected[tree] = self._timed(tree) if tree in self._first else self._estimated(tree)
-        return self._expected[tree]
+        known = self._expected
+        found = known.get(tree)
+        if found is None:
+            found = known[tree] = self._timed(tree) if tree in self._first else self._estimated(tree)
+        return found
 
     def _timed(self, tree: Tree | None) -> float:
         """Seconds of a step with a tree that was timed."""
@@ -145,12 +146,13 @@ class WholeTimes:
         if tree is None or None not in self._first or not known:
             return min((self.of(one) for one in self._first), default=0.0)
         plain = self.of(None)
-        if self._parts is None:
+        parts = self._parts
+        if parts is None:
             shapes = np.array([[1.0, one.depth, one.num_nodes] for one in known])
             largest = shapes.max(axis=0)
             added = np.array([self.of(one) - plain for one in known])
-            self._parts = tuple((_least_parts(shapes / largest, added) / largest).tolist())
-        once, of_level, of_node = self._parts
+            parts = self._parts = tuple((_least_parts(shapes / largest, added) / largest).tolist())
+        once, of_level, of_node = parts
         return plain + once + of_level * tree.depth + of_node * tree.num_nodes
 
 

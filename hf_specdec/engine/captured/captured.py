@@ -61,7 +61,7 @@ class CapturedStep(ABC):
 
     def capture(self, record: Record, pool: Any) -> None:
         """
-        Captures the step, which may run it twice on the rows that are loaded. Random states are restored.
+        Captures the step, which may run it more than once on the rows that are loaded. Random states are restored.
 
         Args:
             record (`Callable`): captures a function; see `record_cuda_graph`.

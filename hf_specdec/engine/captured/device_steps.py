@@ -232,7 +232,7 @@ class DeviceSteps:
             step = self.new_step(key, part.groups[0].draft_request if part.groups else None)
         step.load(own, values)
         if is_new:
-            step.rows.keep_nothing()  # a capture may run the step twice, and features are read first
+            step.rows.keep_nothing()  # a capture may run the step, more than once; features are read first
             if not self.capture(step):
                 if not key.kind.compiles:
                     return None

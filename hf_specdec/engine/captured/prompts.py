@@ -94,7 +94,7 @@ class DevicePrompts:
         values = self._values(chunk, ends)
         step.load(chunk.requests, *values)
         if is_new:
-            step.rows.keep_nothing()  # a capture may run the step twice
+            step.rows.keep_nothing()  # a capture may run the step, more than once
             if not self._decoding_steps.capture(step):
                 return None
             step.load(chunk.requests, *values)

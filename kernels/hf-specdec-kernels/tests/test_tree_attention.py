@@ -212,6 +212,18 @@ def test_a_query_that_sees_nothing_gets_zeros(sinks: bool, num_splits: int, devi
     torch.testing.assert_close(out, naive, atol=2e-5, rtol=2e-5)
 
 
+def test_nan_of_a_query_is_not_lost() -> None:
+    """Of the plain version, too: it is how a model's fault shows. What the query does not see is no fault."""
+    arguments = inputs(Case(queries=3), torch.device("cpu"))
+    arguments["query"][0, :, 1] = torch.nan
+    out = tree_attention_naive(**arguments)  # [batch, queries, heads, value_dim]
+    is_nan = out.isnan().flatten(2).any(dim=2)
+    assert is_nan[0].tolist() == [False, True, False] and not is_nan[1:].any()
+    nothing = arguments | {"query": arguments["query"][:, :, :0], "query_depths": None, "node_depths": None}
+    nothing["ancestors"] = arguments["ancestors"][:, :0]
+    assert tree_attention_naive(**nothing).shape == (out.shape[0], 0, *out.shape[2:])
+
+
 def test_strided_output(device: torch.device) -> None:
     arguments = inputs(Case(), device)
     out = arguments["query"].new_empty(2, 4, 5, 16).transpose(1, 2)

@@ -7,7 +7,7 @@ only torch.
 """
 
 from .budgets import BudgetedLevel, share_out
-from .compilation import compile_kernels_of, operators_rest
+from .compilation import compile_kernels_of, end_compilation, operators_are_resting, operators_rest
 from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children, exponential_noise
 from .gated_product import gated_product
@@ -61,6 +61,7 @@ __all__ = [
     "draft_overlaps",
     "draft_tokens",
     "draw_children",
+    "end_compilation",
     "exponential_noise",
     "filter_logits",
     "gated_product",
@@ -69,6 +70,7 @@ __all__ = [
     "kv_compaction",
     "pack_ancestors",
     "merged_linear",
+    "operators_are_resting",
     "operators_rest",
     "pair_lists",
     "pointer_table",

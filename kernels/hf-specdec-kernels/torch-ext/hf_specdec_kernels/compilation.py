@@ -41,7 +41,7 @@ def compile_kernels_of(run: Callable[[], Any], device: torch.device, waits: bool
     """
     Compiles the kernels that a function launches in threads, beside each other. Calls the function, during which
     operators only compile: none of their kernels runs, their results are zeros, and what they change in place stays
-    as it is. The function must not choose by these results what it launches.
+    as it is. What else the function does is done. It must not choose by these results what it launches, nor keep them.
 
     Args:
         run (`Callable`): the function.
@@ -53,8 +53,10 @@ def compile_kernels_of(run: Callable[[], Any], device: torch.device, waits: bool
         `bool`: whether it did: not on a single processor core, nor with a Triton that cannot.
 
     Raises:
-        Exception: what the function or a compilation raises.
+        Exception: what the function raises. What a compilation raises, the kernel's launch raises again.
     """
+    if _thread.compilation is not None and _thread.compilation.device != device:
+        end_compilation()
     compilation = _thread.compilation or _Compilation.begun(device)
     if compilation is None:
         return False
@@ -64,9 +66,15 @@ def compile_kernels_of(run: Callable[[], Any], device: torch.device, waits: bool
             run()
     finally:
         if waits:
-            _thread.compilation = None
-            compilation.end()
+            end_compilation()
     return True
+
+
+def end_compilation() -> None:
+    """Waits for the kernels of earlier calls of `compile_kernels_of` by this thread that did not wait."""
+    compilation, _thread.compilation = _thread.compilation, None
+    if compilation is not None:
+        compilation.end()
 
 
 @contextmanager
@@ -106,8 +114,10 @@ class _Compilation:
     """
 
     def __init__(self, mode: Any, threads: int, device: torch.device):
-        self._threads = _Threads(threads, device)
-        self._mode, self._context = mode(self._threads), contextvars.copy_context()
+        self.device = device
+        self._threads, self._context = _Threads(threads, device), contextvars.copy_context()
+        # Errors of one kernel would keep others from being entered; each kernel's launch meets its own again.
+        self._mode = mode(self._threads, ignore_errors=True)
         self._context.run(self._mode.__enter__)
 
     @classmethod
@@ -127,7 +137,7 @@ class _Compilation:
         self._context.run(kernel.run, *args, grid=grid, warmup=True, **options)
 
     def end(self) -> None:
-        """Waits for all kernels. Raises what one of them has met."""
+        """Waits for all kernels."""
         try:
             self._context.run(self._mode.__exit__, None, None, None)
         finally:
@@ -148,8 +158,8 @@ class _Threads:
         return self._executor.submit(_loaded, compile)
 
     def end(self) -> None:
-        """Ends the threads, which have done all their work."""
-        self._executor.shutdown()
+        """Ends the threads when they have done all their work: it may be left, if somebody has interrupted it."""
+        self._executor.shutdown(wait=False)
 
 
 def _loaded(compile: Callable[[], Any]) -> Any:

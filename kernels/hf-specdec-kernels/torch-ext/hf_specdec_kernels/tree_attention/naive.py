@@ -35,17 +35,17 @@ def tree_attention_naive(
     # Slots that no query attends to may hold anything, NaN included.
     used = allowed.any(dim=1).view(batch, 1, -1, 1)
     key, value = (torch.where(used, states.to(dtype), 0) for states in (key, value))
-    grouped = query.to(dtype).reshape(batch, kv_heads, -1, head_dim)
+    grouped = query.to(dtype).reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
     scores = (grouped @ key.transpose(2, 3)).view(batch, heads, queries, capacity) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~allowed[:, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(dtype).view(1, -1, 1, 1).expand(batch, -1, queries, 1)], dim=3)
-    # By `softmax`: `exp` of as many infinities takes ten times as long as of numbers.
-    weights = scores.softmax(dim=3)[..., :capacity].nan_to_num(0.0)
-    attended = weights.reshape(batch, kv_heads, -1, capacity) @ value
-    return attended.view(batch, heads, queries, -1).transpose(1, 2).to(query.dtype)
+    # By `softmax`: `exp` of as many infinities takes ten times as long as of numbers. Of nothing but those it is NaN.
+    weights = scores.softmax(dim=3)[..., :capacity].masked_fill(~allowed.any(dim=2)[:, None, :, None], 0.0)
+    attended = weights.reshape(batch, kv_heads, heads // kv_heads * queries, capacity) @ value
+    return attended.view(batch, heads, queries, value.shape[3]).transpose(1, 2).to(query.dtype)
 
 
 def visible_slots(
