@@ -213,7 +213,7 @@ def test_a_query_that_sees_nothing_gets_zeros(sinks: bool, num_splits: int, devi
 
 
 def test_nan_of_a_query_is_not_lost() -> None:
-    """Of the plain version, too: it is how a model's fault shows. What the query does not see is no fault."""
+    """The plain version shows it, too: it is a fault of the model. What a query does not see is none."""
     arguments = inputs(Case(queries=3), torch.device("cpu"))
     arguments["query"][0, :, 1] = torch.nan
     out = tree_attention_naive(**arguments)  # [batch, queries, heads, value_dim]
