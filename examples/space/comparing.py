@@ -103,7 +103,7 @@ def _compare(prompt: str, names: list[str], tree: str, temperature: float, max_n
         recordings.append(drafted)
         page.verdict = verdict_html(plain, names, recordings, temperature == 0, dtype, tree == "auto")
     asked = inputs["input_ids"][0].tolist()
-    place = telling_place(models.target, asked, plain.ids, temperature) if temperature else 0
+    place = telling_place(models.target, asked, plain.ids, temperature) if temperature and plain.ids else 0
     page.shown = Shown(asked, temperature, names, plain, recordings, place)
     page.tree = forest_html(names[0], recordings[0], len(recordings[0].steps) - 1)
     yield page

@@ -59,8 +59,8 @@ def compile_kernels(
     run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None = None, waits: bool = False
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """
-    Begins to compile the kernels of a function that is to be captured later, beside each other: many take a tenth of
-    the time. Called as `record_cuda_graph` is, which waits for them. Captures nothing.
+    Begins to compile the kernels of a function that is to be captured later, beside each other. Called as
+    `record_cuda_graph` is, which waits for them. Captures nothing.
     """
     if kernels_are_installed():
         from hf_specdec_kernels import compile_kernels_of
