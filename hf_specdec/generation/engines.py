@@ -135,7 +135,6 @@ def _forget(model: weakref.ref[PreTrainedModel], key: EngineKey) -> None:
 def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: int, num_slots: int) -> EngineKey:
     draft = drafter.parts[0]
     needed = -(-num_slots // BLOCK_SIZE) + 1
-    has_states = layer_kinds_of(model) is not None or layer_kinds_of(draft) is not None
     changes_trees = isinstance(plan.tree, AutoTree | TreeSchedule) or plan.disable_by_batch_size is not None
     return EngineKey(
         draft=id(draft),
@@ -143,9 +142,14 @@ def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: 
         blocks=max(FEWEST_BLOCKS, 1 << (needed - 1).bit_length()) - 1,
         dtypes=(model.dtype, model.device, draft.dtype, draft.device),
         compiles=plan.compile,
-        compiles_whole=plan.compile and not changes_trees and not has_states,
+        compiles_whole=plan.compile and not changes_trees and not _have_states(model, drafter),
         in_inference_mode=torch.is_inference_mode_enabled(),
     )
+
+
+def _have_states(model: PreTrainedModel, drafter: Drafter) -> bool:
+    """Whether target or draft has layers with states, which are not compiled as a whole."""
+    return layer_kinds_of(model) is not None or layer_kinds_of(drafter.parts[0]) is not None
 
 
 def _new_engine(
@@ -168,6 +172,7 @@ def _new_engine(
     engine.device_steps.prompts.captures_at_once = True
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
+    engine.device_steps.compiles_first_whole = key.compiles and not _have_states(model, drafter)
     engine.device_steps.capture_no_size_twice()
     engine.choices.autos.keep_captures_for(key.rows)
     for part, cache in ((model, engine.target.cache), (engine.drafting.parts[0], engine.drafting.cache)):

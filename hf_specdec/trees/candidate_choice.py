@@ -46,8 +46,8 @@ class CandidateChoice(CandidatePlans):
     """Factor by which another tree must promise to be better than the planned one."""
     PROBE = 16
     """Fewest steps without a tree after which one carries a small tree, to see whether acceptance has changed."""
-    BUDGET, BUDGET_OF_CALLS = 0.01, 0.005
-    """Largest share of step time that exploration may cost: in flight, and in calls, which begin with trials."""
+    BUDGET = 0.01
+    """Largest share of step time that exploration may cost."""
     MEMORY = 1024
     """Number of last steps over which the cost of exploration is averaged (exponentially)."""
     LOOK = 64
@@ -71,7 +71,6 @@ class CandidateChoice(CandidatePlans):
         super().__init__(times, limits, acceptance, advantages)
         self._small = TokenTree.chain(min(2, limits.max_depth))
         self._trials = Trials(limits.first, times)
-        self._budget_of_trials = self.BUDGET_OF_CALLS if is_of_calls else self.BUDGET
         self._to_try: list[Tree | None] = []
         self._planned: Tree | None = None
         # A call that begins without trees tries one at once, where no features wait for a head.
@@ -120,7 +119,7 @@ class CandidateChoice(CandidatePlans):
     @property
     def _is_over_budget(self) -> bool:
         """Whether exploration has cost so much that there must be none for now."""
-        return self.times.lost > self._budget_of_trials * self.times.spent
+        return self.times.lost > self.BUDGET * self.times.spent
 
     def _chosen(self) -> Tree | None:
         """The tree of this step: the planned one, or one to explore."""
@@ -253,4 +252,7 @@ class CandidateChoice(CandidatePlans):
         if self.explores:
             taken = [len(path) for path in paths if path is not None]
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
-            times.lost = max(times.lost + seconds - tokens / self.rate(self._planned), 0.0)
+            lost = seconds - tokens / self.rate(self._planned)
+            times.lost = max(times.lost + lost, -times.of(None))
+            if tree is not None and lost < 0.0 and not self._to_try:  # it costs nothing to go on
+                self._to_try.append(tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 
@@ -22,6 +23,8 @@ class CandidateLearning:
         advantages (`dict[DynamicTree, Ratio]`): what is known of dynamic trees, from all calls.
     """
 
+    DOUBT = 1.0
+    """Standard errors by which a tree may turn out to accept more than is expected of it."""
     ADVANTAGE, FADES = (1.12, 24.0, 0.995), 0.999
     """
     `Ratio` of a dynamic tree at first, of the order of what EAGLE-2 (arXiv 2406.16858, table 1) reports; and how it
@@ -89,6 +92,11 @@ class CandidateLearning:
             if tree not in known:
                 known[tree] = expected_of(tree, chances)
         return {tree: 1.0 + (known[tree] - 1.0) * self._factor(tree) for tree in trees}
+
+    def doubt(self) -> float:
+        """Tokens per row by which a step with a tree may well give more than is expected: `DOUBT` standard errors."""
+        chances, number = self.acceptance.chances(), self.acceptance.num_drafts
+        return self.DOUBT * math.sqrt((chances[0][0] + 0.25) / (number + 1.0))
 
     def _factor(self, tree: Tree | None) -> float:
         """What is accepted of a tree over what was expected of it."""

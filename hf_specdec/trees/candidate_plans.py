@@ -57,12 +57,20 @@ class CandidatePlans(TreeChoice):
         reach = self.times.reach
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= reach]
         able = [tree for tree in (None, *trees) if captures or self._may_take(tree)] or [None]
-        plans = (Plan(tree, rate) for tree, rate in self.rates(able).items())
-        return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
+        rates = self.rates(able)
+        best = max(rates, key=lambda tree: self._worth(tree, rates[tree]))
+        return Plan(best, rates[best])
 
     def worth(self, tree: Tree | None) -> float:
         """Value by which trees, and no tree, are compared."""
-        return self.rate(tree) / self._price(tree)
+        return self._worth(tree, self.rate(tree))
+
+    def _worth(self, tree: Tree | None, rate: float) -> float:
+        """
+        The value of a tree with this rate: of few drafts it is what they may well turn out to accept, since steps
+        without a tree teach nothing, and those with a bad one soon show what they are.
+        """
+        return rate if tree is None else (rate + self.learning.doubt() / self.times.of(tree)) / self.WORTH
 
     def rate(self, tree: Tree | None) -> float:
         """Expected tokens per second of steps with `tree` (None: without a tree)."""

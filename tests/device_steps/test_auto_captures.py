@@ -15,6 +15,9 @@ from support.simulated import expected_tokens, mean
 from support.simulated_device import CHANCES, DEVICES, Simulation, simulate
 
 from hf_specdec import DynamicTree, SpeculativeConfig
+from hf_specdec.engine.captured import captured as captured_steps
+from hf_specdec.engine.captured import step as decoding_steps
+from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.trees.auto import AutoTree
 from hf_specdec.trees.candidate_trees import CandidateTrees
 
@@ -42,10 +45,12 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
     target = tiny_model(dtype=torch.float32)
     head = tiny_head(target)
 
-    def call(simulation: Simulation, rows: int, temperature: float = 0.0, tree: Any = "auto") -> torch.Tensor:
+    def call(
+        simulation: Simulation, rows: int, temperature: float = 0.0, tree: Any = "auto", **config: Any
+    ) -> torch.Tensor:
         simulation.begin_call()
         options = {"do_sample": True, "top_k": 0} if temperature else {"do_sample": False}
-        own: dict[str, Any] = {"assistant_model": head, "tree": tree, "max_new_tokens": 128}
+        own: dict[str, Any] = {"assistant_model": head, "tree": tree, "max_new_tokens": 128, **config}
         return target.generate(**prompts(rows, 9), **own, **options)
 
     return call
@@ -54,6 +59,37 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
 def captured(simulation: Simulation) -> list[Any]:
     """What the present call captured, apart from prompts: trees, None for no tree, "reads" for a head that reads."""
     return ["reads" if kind.reads else kind.tree for kind in simulation.captured if kind is not None]
+
+
+@pytest.mark.parametrize(
+    ("asked", "disabled_at", "with_trees", "without"),
+    [
+        ("auto", None, {True}, {False}),
+        ("chain:3", None, {True}, {True}),
+        ("chain:3", 0, set(), {False}),
+        ([(0, "chain:3")], None, {False}, {False}),
+    ],
+    ids=["auto", "fixed", "without trees", "schedule"],
+)
+def test_what_auto_begins_with_is_compiled_as_if_it_were_fixed(
+    asked: Any,
+    disabled_at: int | None,
+    with_trees: set[bool],
+    without: set[bool],
+    generate: Generate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a whole; what else it may take, layer by layer."""
+    monkeypatch.setattr(CapturedStep, "_compile", lambda step, forward: None)  # it takes long, and nothing is timed
+    for module in (captured_steps, decoding_steps):
+        monkeypatch.setattr(module, "compiled_function", lambda function: function)
+    simulation = simulate(monkeypatch, DEVICE, CHANCES[0.0])
+    config = SpeculativeConfig(tree=asked, compile=True, disable_by_batch_size=disabled_at)
+    generate(simulation, 1, tree=None, speculative_config=config)
+    kinds = [kind for kind in simulation.captured if kind is not None and not kind.reads]
+    assert all(kind.compiles for kind in kinds)
+    assert {kind.compiles_whole for kind in kinds if kind.tree is not None} == with_trees
+    assert {kind.compiles_whole for kind in kinds if kind.tree is None} <= without
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])

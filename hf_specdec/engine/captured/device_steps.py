@@ -31,7 +31,7 @@ from ..request import Request
 from ..wanted_trees import wanted_tree
 from .captured import CapturedStep
 from .keys import StepKey, StepKind, StepSize
-from .kinds import kind_of, part_under_auto
+from .kinds import begins_with, kind_of, part_under_auto
 from .parts import StepPart
 from .prompts import DevicePrompts
 from .staged_rows import RowValues
@@ -74,6 +74,11 @@ class DeviceSteps:
     ):
         self.compiles, self.compiles_whole = compiles, compiles_whole
         """Whether forwards are compiled before the capture; and whether as a whole."""
+        self.compiles_first_whole = compiles_whole
+        """
+        Whether those of steps with the tree that requests begin with are compiled as a whole: the steps of most of the
+        time, which are then as fast under "auto" as with this tree fixed.
+        """
         self.fewest_blocks = fewest_blocks
         self.fewest_rows = 1
         """Rows for which steps have room at least: those of a batch that only shrinks, so that nothing is captured."""
@@ -200,7 +205,8 @@ class DeviceSteps:
         return StepKey(self._kind_of(part, verifiers), StepSize(rows, blocks, part.depth, lag))
 
     def _kind_of(self, part: StepPart, verifiers: list[Verifier]) -> StepKind:
-        return kind_of(part, verifiers, self.mixes_rows, self.compiles, self.compiles_whole)
+        is_whole = self.compiles_whole or (self.compiles_first_whole and self.compiles and begins_with(part))
+        return kind_of(part, verifiers, self.mixes_rows, self.compiles, is_whole)
 
     def _serves_auto(self, kind: StepKind, requests: list[Request]) -> bool:
         """Whether steps of a kind can run these requests if "auto" chooses the tree of the kind for them."""
@@ -252,7 +258,7 @@ class DeviceSteps:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
         compiles = step.compiles
         if compiles and self.num_captures == 0:
-            name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
+            name, what = type(self._target.model).__name__, "steps" if step.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
             self.record(step)
@@ -286,5 +292,6 @@ class DeviceSteps:
             step.capture(RECORDERS[self._target.device.type], self._pool)
         self.num_captures += 1
         logger.info(f"Captured {step.about}: {time.perf_counter() - start:.2f} s.")
-        if not step.compiles or self.num_captures > 1:  # the first one compiles for all
+        is_usual = step.compiles_whole == self.compiles_whole  # further ones cost as much
+        if is_usual and (not step.compiles or self.num_captures > 1):  # the first one compiles for all
             self.budget.cost = self._ranks.agree_on(time.perf_counter() - start)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...trees import DynamicTree, TokenTree
+from ...trees import AutoTree, DynamicTree, TokenTree
 from ...verification import Verifier
 from .grammars import has_grammar
 from .keys import StepKind
@@ -49,6 +49,14 @@ def kind_of(
         compiles_whole=compiles_whole,
         best=best_asked(part.own),
     )
+
+
+def begins_with(part: StepPart) -> bool:
+    """Whether the tree of a part's step is that of all its requests, or the one that their "auto" begins with."""
+    plans = [request.options.plan for request in part.own]
+    trees = [None if plan is None else plan.tree for plan in plans]
+    firsts = [tree.first if isinstance(tree, AutoTree) else tree for tree in trees]
+    return part.tree is not None and all(part.tree == first for first in firsts)
 
 
 def part_under_auto(
