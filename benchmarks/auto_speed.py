@@ -12,11 +12,12 @@ are captured, is reported apart: of each contender the seconds of its first call
 long these took, and the same of the whole turn and of later ones.
 
 Prints, for every path, draft, temperature and number of rows, tokens per second over plain of each contender: the
-first turn, the median of the later ones with its spread, and "auto" and "default" over the best contender; with one
-row, each prompt's medians, too, and whether what is asked first meets the bars: for every prompt 0.97 x plain and
-0.95 x the best fixed tree, the very first call 0.90 x plain. It shares step times with what is asked beside it, so the
-bars are measured with one thing asked (`--asked default`). One JSON line at the end. On a CPU: 1 and 8 rows of 96
-tokens; on a GPU 1, 8 and 64 of 256.
+first turn, the median of the later ones with its spread, the steps of a call, and "auto" and "default" over the best
+contender. (Texts of other trees may differ where two tokens are nearly as likely, and then take other numbers of
+steps.) With one row, each prompt's medians, too, and whether what is asked first meets the bars: for every prompt 0.97
+x plain and 0.95 x the best fixed tree, the very first call 0.90 x plain. It shares step times with what is asked
+beside it, so the bars are measured with one thing asked (`--asked default`). One JSON line at the end. On a CPU: 1 and
+8 rows of 96 tokens; on a GPU 1, 8 and 64 of 256.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ class Texts:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         self.options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, **sampling}
         self.model.generation_config.eos_token_id = None  # every text has the same length
+        self.steps: int | None = None
+        """Steps of the last `generate`: of its row with most."""
 
     def call(self, path: str, speculation: SpeculativeConfig | None) -> Call:
         drafting = {"assistant_model": self.draft, "speculative_config": speculation}
@@ -148,6 +151,9 @@ class Texts:
         def generate(prompts: list[str]) -> None:
             inputs = encode_turns(self.tokenizer, prompts).to(self.model.device)
             self.model.generate(**inputs, **options)
+            metrics = None if speculation is None else hf_specdec.last_metrics()
+            accepted = [0] if metrics is None else map(sum, metrics.accepted_per_step)
+            self.steps = options["max_new_tokens"] - 1 - min(accepted, default=0)
 
         def generate_batch(prompts: list[str]) -> None:
             inputs = encode_turns(self.tokenizer, prompts)
@@ -176,15 +182,18 @@ def batches_of(prompts: dict[str, str], rows: int) -> dict[str, list[str]]:
 
 CaptureCounts = dict[str, list[tuple[int, float]]]
 """Captures of each contender's calls, in order, and their seconds."""
+StepCounts = dict[str, dict[str, list[int | None]]]
+"""Steps of the calls of each contender, by what was asked."""
 
 
 def measure(
+    texts: Texts,
     calls: dict[str, Call],
     batches: dict[str, list[str]],
     turns: int,
-    device: str,
     captures: Captures,
     captured: CaptureCounts,
+    steps: StepCounts,
 ) -> Seconds:
     found: Seconds = {contender: {name: [] for name in batches} for contender in calls}
     names = list(calls)
@@ -193,16 +202,17 @@ def measure(
             first = (turn + number) % len(names)
             for name in names[first:] + names[:first]:
                 captures.take()
-                found[name][batch].append(seconds_of(calls[name], prompts, turn, device))
+                found[name][batch].append(seconds_of(calls[name], prompts, turn, texts.model.device.type))
                 captured.setdefault(name, []).append(captures.take())
+                steps.setdefault(name, {}).setdefault(batch, []).append(texts.steps)
     return found
 
 
-def measure_one_by_one(calls: dict[str, Call], *others: Any) -> Seconds:
+def measure_one_by_one(texts: Texts, calls: dict[str, Call], *others: Any) -> Seconds:
     """As `measure`, one contender after the other: a model keeps the manager of the last one only."""
     found: Seconds = {}
     for name, call in calls.items():
-        found |= measure({name: call}, *others)
+        found |= measure(texts, {name: call}, *others)
     return found
 
 
@@ -216,7 +226,7 @@ def report_captures(found: Seconds, captured: CaptureCounts) -> None:
         print(f"  {name:16} first call {first:.2f} s; captures: {', '.join(sums)}", flush=True)
 
 
-def report(found: Seconds) -> dict[str, float]:
+def report(found: Seconds, steps: StepCounts) -> dict[str, float]:
     """Prints a line for each contender, and one for each prompt if there are several; returns the medians."""
     of_turns = {name: [sum(turn) for turn in zip(*by.values(), strict=True)] for name, by in found.items()}
     medians = {}
@@ -225,7 +235,9 @@ def report(found: Seconds) -> dict[str, float]:
         later = sorted(ratios[1:])
         medians[name] = statistics.median(later)
         spread = f"{later[0]:.2f} … {later[-1]:.2f}"
-        print(f"  {name:16} {medians[name]:5.2f} x plain ({spread}), first turn {ratios[0]:.2f}")
+        counts = [count for by in steps[name].values() for count in by[1:] if count is not None]
+        each = f", {statistics.mean(counts):.1f} steps a call" if counts else ""
+        print(f"  {name:16} {medians[name]:5.2f} x plain ({spread}), first turn {ratios[0]:.2f}{each}")
     best = max(value for name, value in medians.items() if name not in ("auto", "default"))
     for name in [name for name in ("auto", "default") if name in medians]:
         print(f"  {name} over the best of plain and fixed trees: {medians[name] / best:.3f}")
@@ -283,12 +295,16 @@ def main() -> None:
                     batches = batches_of(prompts, rows)
                     measure_all = measure if path == "generate" else measure_one_by_one
                     captured: CaptureCounts = {}
-                    seconds = measure_all(calls, batches, arguments.turns, arguments.device, captures, captured)
+                    steps: StepCounts = {}
+                    seconds = measure_all(texts, calls, batches, arguments.turns, captures, captured, steps)
                     plain = min(sum(turn) for turn in zip(*seconds["plain"].values(), strict=True))
                     tokens = arguments.max_new_tokens * sum(map(len, batches.values()))
                     name = f"{path}, {draft}, temperature {temperature:g}, {rows} rows"
                     print(f"{name}: plain writes {tokens / plain:,.0f} tokens/s", flush=True)
-                    results[name] = {"over_plain": report(seconds), "seconds": seconds, "captures": captured}
+                    results[name] = {"over_plain": report(seconds, steps), "seconds": seconds} | {
+                        "captures": captured,
+                        "steps": steps,
+                    }
                     report_captures(seconds, captured)
                     if rows == 1 and arguments.asked:
                         results[name]["bars"] = check_bars(seconds, arguments.asked[0])
