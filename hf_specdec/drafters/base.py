@@ -20,6 +20,8 @@ from .request import DraftRequest
 
 if TYPE_CHECKING:
     from ..forwards.target import TreeTarget
+    from ..forwards.tree_forward import TreeForward
+    from .growth import LevelNodes
 
 
 class Drafter(CandidateGenerator):
@@ -188,3 +190,15 @@ class Drafter(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Does nothing: the call chooses the tree."""
+
+
+class CachedDrafter(Drafter):
+    """A drafter with one model, whose forwards write to a K/V cache of its own."""
+
+    forward: TreeForward
+    """The model's forwards in a call."""
+
+    @abstractmethod
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        """Logits `[batch, queries, vocab]` of one level's nodes."""
+        raise NotImplementedError(f"{type(self).__name__} must implement `run_level`.")

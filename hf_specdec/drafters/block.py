@@ -57,7 +57,7 @@ class BlockDrafter(FeatureDrafter):
         self._depths = torch.arange(self._mask.shape[1], device=self.device)[None]
 
     @property
-    def constants(self) -> list[Any]:
+    def constants(self) -> list[object]:
         return [*super().constants, self._mask, self._depths]
 
     def forward_features(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,17 +18,38 @@ from .growth import Warp, grow, held_levels
 if TYPE_CHECKING:
     from ..engine.captured.rows import InFlightRows
     from ..forwards.tree_forward import TreeForward
+    from .base import CachedDrafter, Drafter
+    from .drafting import CachedDrafting, Drafting
     from .request import DraftRequest
 
 
 class CapturedDraft(ABC):
-    """The draft within a captured step."""
+    """
+    The draft within a captured step.
 
-    drafter: Any = None
+    Args:
+        drafting (`Drafting`, *optional*): the draft; None in a step without drafts.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
+        rows (`InFlightRows`): the step's rows.
+        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    """
+
+    drafter: Drafter | None = None
     """The drafter whose forwards run in the step; None if there are none."""
 
     confidences: torch.Tensor | None = None
     """The draft's confidence in the run that is captured, `[rows, levels]`; None if it is not asked."""
+
+    def __init__(
+        self,
+        drafting: Drafting | None,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
+    ):
+        self.rows, self.tree = rows, tree
+        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
+        self.held: object = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
 
     @property
     def forward(self) -> TreeForward | None:
@@ -84,8 +105,7 @@ class NoDraft(CapturedDraft):
     """What stands for the draft in a step without drafts; does nothing."""
 
     def __init__(self, rows: InFlightRows):
-        self.rows = rows
-        self.held = Topology.of_tree(None, rows.device)
+        super().__init__(None, None, rows, None)
 
     def write_as(self, cache: DevicePagedCache) -> None:
         return
@@ -95,29 +115,22 @@ class NoDraft(CapturedDraft):
 
 
 class GrowingDraft(CapturedDraft):
-    """
-    A draft with a cache, which grows trees level by level.
+    """A draft with a cache, which grows trees level by level; see `CapturedDraft` for the arguments."""
 
-    Args:
-        drafting (`Drafting`): the draft.
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
-        rows (`InFlightRows`): the step's rows.
-        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
-    """
+    drafter: CachedDrafter
 
     def __init__(
         self,
-        drafting: Any,
+        drafting: CachedDrafting,
         tree: TokenTree | DynamicTree | None,
         rows: InFlightRows,
         draft_request: DraftRequest | None,
     ):
-        self.rows, self.tree, drafter = rows, tree, drafting.drafter
+        super().__init__(drafting, tree, rows, draft_request)
+        drafter = drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables, rows.draft_slots)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
         self.chain = causal_chain(rows.size.lag, rows.device)
-        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
-        self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
         if draft_request is not None:
             self.drafter.ask(draft_request)

@@ -25,7 +25,7 @@ from ..sequences import Rows, Sequences, StepRows
 from ..states import layer_kinds_of
 from ..states.kernel import MOST_NODES
 from ..trees import DraftTree, DynamicTree, TokenTree
-from .base import Drafter
+from .base import CachedDrafter
 from .captured import GrowingDraft
 from .drafting import MOST_UNREAD_TOKENS, CachedDrafting
 from .growth import LevelNodes, RereadNodes, Warp, grow, num_forwarded
@@ -33,6 +33,7 @@ from .request import DraftRequest
 
 
 if TYPE_CHECKING:
+    from ..engine.captured.rows import InFlightRows
     from ..engine.request import Request
 
 MOST_TOKENS = 8192
@@ -41,7 +42,7 @@ MOST_WITH_LOGITS = 64
 """Most unread tokens per row in a forward of rows of different lengths, which computes the logits of all tokens."""
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(CachedDrafter):
     """
     Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the
     last step and the new root at once, so that the draft's cache never misses the bonus token; each deeper level is
@@ -247,8 +248,16 @@ class DraftModelDrafter(Drafter):
 class CapturedDraftModel(GrowingDraft):
     """A draft model, whose cache has all tokens after the step, root included."""
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
+    drafter: DraftModelDrafter
+
+    def __init__(
+        self,
+        drafting: DraftModelDrafting,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
+    ):
+        super().__init__(drafting, tree, rows, draft_request)
         self.cache.note_static(self.chain[0])
         is_static = isinstance(self.tree, TokenTree)
         self.drafter.reread = RereadNodes(self.cache.note_static if is_static else None)
@@ -267,6 +276,8 @@ class CapturedDraftModel(GrowingDraft):
 
 class DraftModelDrafting(CachedDrafting):
     """Drafts with a draft model. Tokens that are not in its cache yet are forwarded when a tree is proposed."""
+
+    drafter: DraftModelDrafter
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -14,13 +14,14 @@ from ..cache.paged_cache import PagedCache
 from ..cache.pending_features import PendingFeatures
 from ..kernels import DTYPES
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
-from .base import Drafter
+from .base import CachedDrafter, Drafter
 from .request import DraftRequest
 
 
 if TYPE_CHECKING:
     from ..engine.request import Request
     from ..forwards.target import TreeTarget
+    from .captured import CapturedDraft
 
 MOST_UNREAD_TOKENS = 16
 """Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
@@ -63,7 +64,7 @@ class Drafting(ABC):
         """Recomputes what is derived from weights, which may have changed; called when the engine starts to run."""
         return
 
-    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[object]:
         """A context that records the target's hidden states, entered by the engine's thread before it runs."""
         return nullcontext()
 
@@ -129,7 +130,7 @@ class Drafting(ABC):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    captured_draft: type[Any] | None = None
+    captured_draft: type[CapturedDraft] | None = None
     """Class of the `CapturedDraft`; None if the draft cannot be captured."""
 
     @property
@@ -198,18 +199,21 @@ class CachedDrafting(Drafting):
     """Drafts with the one model of a drafter, whose K/V are in `cache`."""
 
     cache: PagedCache
+    drafter: CachedDrafter
+    """The drafter of the call, from `attach` to `detach`."""
 
     @abstractmethod
     def _begin(self) -> None:
         """Prepares the drafter for forwards into the cache."""
 
     def attach(self, drafter: Drafter) -> None:
-        self.drafter: Any = drafter
+        assert isinstance(drafter, CachedDrafter), "its model needs a cache"
+        self.drafter = drafter
         self.cache.serve(*drafter.models)
         self._begin()
 
     def detach(self) -> None:
-        self.drafter = None
+        del self.drafter
         self.cache.serve(None)
 
     @property

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..gemma import GemmaAssistant
-from ..gemma.modeling_gemma import SharedBlocks, SharedKV
+from ..gemma.modeling_gemma import Shared, SharedBlocks, SharedKV
 from ..models.structure import config_of_layer
 from ..sequences import Rows
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree
@@ -21,6 +21,7 @@ from .last_feature import CapturedLastFeature, LastFeatureDrafter, LastFeatureDr
 
 
 if TYPE_CHECKING:
+    from ..engine.captured.rows import InFlightRows
     from ..engine.request import Request
     from ..forwards.target import TreeTarget
     from .request import DraftRequest
@@ -114,7 +115,7 @@ class GemmaDrafter(LastFeatureDrafter):
         """Reads what all nodes of the tree attend to, and runs the roots (`[batch, 1]`)."""
         forward = self.target.forward
         cache = forward.cache
-        self.shared = {kind: self._read(kind) for kind in self.heads.layer_kinds}
+        self.shared: dict[str, Shared] = {kind: self._read(kind) for kind in self.heads.layer_kinds}
         self.run_roots(roots, cache.lengths_tensor[:, None] + forward.position_shift[..., None])
 
     def run_roots(self, roots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -179,8 +180,16 @@ def _other_gemma(what: str, target: str, its: str) -> ValueError:
 class CapturedGemma(CapturedLastFeature):
     """An assistant in a captured step, whose layers read the target's blocks by the tables of the step's rows."""
 
-    def __init__(self, drafting: GemmaDrafting, *args: Any):
-        super().__init__(drafting, *args)
+    drafter: GemmaDrafter
+
+    def __init__(
+        self,
+        drafting: GemmaDrafting,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
+    ):
+        super().__init__(drafting, tree, rows, draft_request)
         layers, heads = self.drafter.target.forward.cache.layers, self.drafter.heads
         self._layers = {kind: layers[self.drafter.sources[kind]] for kind in heads.layer_kinds}
 

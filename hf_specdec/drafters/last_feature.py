@@ -16,11 +16,11 @@ from ..cache.device_paged_cache import DevicePagedCache
 from ..cache.last_features import LastFeatures
 from ..models.structure import execution_device
 from ..sequences import Rows, Sequences, StepRows
-from ..trees import DraftTree, DynamicTree, TokenTree, Topology
+from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter
 from .captured import CapturedDraft
 from .drafting import Drafting, nodes_of
-from .growth import Warp, held_levels
+from .growth import Warp
 from .heads import ModelRefs, in_dtype_of
 from .request import DraftRequest
 
@@ -111,14 +111,10 @@ class LastFeatureDrafter(Drafter):
 class CapturedLastFeature(CapturedDraft):
     """
     A draft from one feature in a captured step, of which `LastFeatures` has the newest of every row. A subclass
-    implements `grown`.
-
-    Args:
-        drafting (`LastFeatureDrafting`): the draft.
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
-        rows (`InFlightRows`): the step's rows.
-        draft_request (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    implements `grown`; see `CapturedDraft` for the arguments.
     """
+
+    drafter: LastFeatureDrafter
 
     def __init__(
         self,
@@ -127,10 +123,9 @@ class CapturedLastFeature(CapturedDraft):
         rows: InFlightRows,
         draft_request: DraftRequest | None,
     ):
+        super().__init__(drafting, tree, rows, draft_request)
         assert drafting.features is not None
-        self.rows, self.tree, self._features = rows, tree, drafting.features.held
-        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
-        self.held: Any = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
+        self._features = drafting.features.held
         self.drafter = copy.copy(drafting.drafter)
         if draft_request is not None:
             self.drafter.ask(draft_request)
@@ -155,9 +150,11 @@ class LastFeatureDrafting(Drafting):
     """Drafts from one feature for requests in flight."""
 
     features: LastFeatures | None
+    drafter: LastFeatureDrafter
+    """The drafter of the call, from `attach` to `detach`."""
 
     def __init__(self, drafter: LastFeatureDrafter, pool: BlockPool, max_requests: int):
-        self.drafter: Any = drafter
+        self.drafter = drafter
         self._most = min(max_requests, pool.num_blocks)  # each has a block at least
 
     @property
@@ -165,15 +162,16 @@ class LastFeatureDrafting(Drafting):
         return self.drafter.parts
 
     def attach(self, drafter: Drafter) -> None:
+        assert isinstance(drafter, LastFeatureDrafter), "it drafts from one feature"
         self.drafter = drafter
 
     def detach(self) -> None:
-        self.drafter = None
+        del self.drafter
 
     def refresh(self) -> None:
         self.drafter.refresh()
 
-    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[object]:
         return self.drafter.watching(target)
 
     def knows(self, request: Request) -> bool:

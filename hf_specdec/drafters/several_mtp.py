@@ -10,7 +10,7 @@ from ..cache.block_ends import BlockEnds
 from ..cache.pending_features import PendingFeatures
 from ..forwards.node_inputs import causal_chain
 from ..mtp import MtpHead
-from ..trees import DraftTree
+from ..trees import DraftTree, DynamicTree, TokenTree
 from .drafting import MOST_UNREAD_TOKENS, nodes_of
 from .features import CapturedFeatures, FeatureDrafting
 from .growth import LevelNodes
@@ -19,6 +19,7 @@ from .request import DraftRequest
 
 
 if TYPE_CHECKING:
+    from ..engine.captured.rows import InFlightRows
     from ..engine.request import Request
 
 
@@ -139,20 +140,33 @@ def _later(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 class CapturedSeveralMtp(CapturedFeatures):
     """Several MTP modules in a captured step: the outputs for the last token of every row stay on the device."""
 
-    def __init__(self, drafting: Any, *args: Any):
-        super().__init__(drafting, *args)
+    drafter: SeveralMtpDrafter
+
+    def __init__(
+        self,
+        drafting: SeveralMtpDrafting,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        draft_request: DraftRequest | None,
+    ):
+        super().__init__(drafting, tree, rows, draft_request)
         self._outputs = drafting.outputs
 
-    def read_rows(self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any) -> Any:
+    def read_rows(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: torch.Tensor | None
+    ) -> torch.Tensor | None:
         rows, drafter = self.rows, self.drafter
         drafter.root_states = self._outputs.index_select(0, rows.places)[:, None]
-        states: Any = super().read_rows(tokens, features, counts, *depths)
+        states = super().read_rows(tokens, features, counts, *depths)
+        assert states is not None  # all modules' outputs
         is_read = (counts > 0) & (rows.slot_steps == 0) & (rows.places != PendingFeatures.DUMMY)
         places = torch.where(is_read, rows.places, PendingFeatures.TRASH)
         self._outputs.index_copy_(0, places, states[:, 0])
         return states
 
-    def cache_rows(self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any) -> None:
+    def cache_rows(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: torch.Tensor | None
+    ) -> None:
         self.read_rows(tokens, features, counts, *depths)
 
 

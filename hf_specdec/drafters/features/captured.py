@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +15,8 @@ from ..request import DraftRequest
 
 if TYPE_CHECKING:
     from ...engine.captured.rows import InFlightRows
+    from .drafter import FeatureDrafter
+    from .drafting import FeatureDrafting
 
 
 class CapturedFeatures(GrowingDraft):
@@ -24,9 +26,11 @@ class CapturedFeatures(GrowingDraft):
     the head's estimates of its acceptance are read, the tree has the nodes that are likeliest by these.
     """
 
+    drafter: FeatureDrafter
+
     def __init__(
         self,
-        drafting: Any,
+        drafting: FeatureDrafting,
         tree: TokenTree | DynamicTree | None,
         rows: InFlightRows,
         draft_request: DraftRequest | None,
@@ -41,6 +45,7 @@ class CapturedFeatures(GrowingDraft):
             tree = wide
         super().__init__(drafting, tree, rows, draft_request)
         drafter = self.drafter
+        assert drafting.features is not None, "a step is captured after `make_store`"
         self._pending = drafting.features.held[:, : rows.size.lag]
         self.held = [self.held, *drafter.constants]
 
@@ -81,7 +86,7 @@ class CapturedFeatures(GrowingDraft):
         self.cache_rows(tokens, features, counts, position_depths)
 
     def read_rows(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: torch.Tensor | None
     ) -> torch.Tensor | None:
         """What `FeatureDrafter.forward_features` returns for the last of `counts` tokens of every row."""
         states = self.drafter.forward_features(tokens, features, *depths)
@@ -90,6 +95,8 @@ class CapturedFeatures(GrowingDraft):
         last = (counts - 1).clamp(min=0)
         return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
 
-    def cache_rows(self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: Any) -> None:
+    def cache_rows(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: torch.Tensor, *depths: torch.Tensor | None
+    ) -> None:
         """`FeatureDrafter.cache_features` for `counts` tokens of every row."""
         self.drafter.cache_features(tokens, features, *depths)

@@ -192,7 +192,7 @@ class FeatureDrafter(FeatureReader):
         return grow(tree, root_logits, self.run_level, depth, warp, noise, limits)
 
     @property
-    def constants(self) -> list[Any]:
+    def constants(self) -> list[object]:
         """
         Tensors that are not the head's own, which a captured graph reads as long as it lives: copied rows (weight,
         bias) of the target's lm_head for the draft vocabulary, and the target's token of each of its indices.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -33,6 +33,8 @@ class FeatureDrafting(CachedDrafting):
     tokens wait until a tree is proposed, or until there are too many of them.
     """
 
+    drafter: FeatureDrafter
+
     def __init__(
         self,
         drafter: FeatureDrafter,
@@ -59,7 +61,7 @@ class FeatureDrafting(CachedDrafting):
     def refresh(self) -> None:
         self.drafter.refresh()
 
-    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[object]:
         return self.drafter.watching(target)
 
     def knows(self, request: Request) -> bool:
@@ -85,7 +87,8 @@ class FeatureDrafting(CachedDrafting):
         taken, own, kept = self._take(requests, kept)
         if not own:
             return
-        store: Any = self.features
+        store = self.features
+        assert store is not None  # `_take` has made it
         nodes, size = nodes_of(taken, kept), store.capacity // 2
         for start in range(0, nodes.shape[1], size):
             rows = [row for row, kept_nodes in enumerate(kept) if len(kept_nodes) > start]
@@ -210,8 +213,8 @@ class FeatureDrafting(CachedDrafting):
             self._read_pending([request for request in requests if store.count(request) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        store: Any = self.features  # requests that do not speculate have no place in it
-        store.add(requests, counts)
+        assert self.features is not None
+        self.features.add(requests, counts)  # requests that do not speculate have no place in it
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for request, end in zip(requests, ends, strict=True):

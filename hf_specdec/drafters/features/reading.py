@@ -17,7 +17,7 @@ from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
 from ...models.structure import execution_device
 from ...sequences import Rows
-from ..base import Drafter
+from ..base import CachedDrafter
 
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MOST_PENDING = 4096
 """Most features that wait for a forward while speculation is off, counted as steps times rows: bounds their memory."""
 
 
-class FeatureReader(Drafter):
+class FeatureReader(CachedDrafter):
     """
     The part of a `FeatureDrafter` that fills the head's cache. Row t of the head's input holds the target's feature of
     position t, and where the head wants it the token of position t + 1. Features wait after a step until the next tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -78,7 +77,7 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
     return levels
 
 
-def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
+def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> object:
     """
     The index tensors by which a tree grows. All calls share the tensors of a tree, as long as these are cached; a
     captured graph, which reads them on every replay, must hold them.

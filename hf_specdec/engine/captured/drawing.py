@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,9 @@ from ...trees import DraftTree
 from ...verification import DeviceNoise, DraftTemperature
 from .processing import Processing
 
+
+if TYPE_CHECKING:
+    from ...drafters import Drafter
 
 _UNIT = 2**30
 """Factor by which overlaps are scaled to integers for a report."""
@@ -24,7 +27,7 @@ class Drawing:
     is from the target's, by the same warper values of each row, and sharpened or flattened by one more temperature.
 
     Args:
-        drafter: the drafter that draws; its request holds the size of the target's vocabulary.
+        drafter (`Drafter`): the drafter that draws; its request holds the size of the target's vocabulary.
         draft_temperature (`torch.Tensor` of shape `[batch]`, float32): the value of the `DraftTemperature` of every
             row.
         processing (`Processing`): what of the target's processors is done to the draft's logits. All tensors lie at
@@ -35,7 +38,7 @@ class Drawing:
 
     def __init__(
         self,
-        drafter: Any,
+        drafter: Drafter,
         draft_temperature: torch.Tensor,
         processing: Processing,
         noise: DeviceNoise | None = None,
@@ -72,10 +75,10 @@ class Drawing:
         """
         from hf_specdec_kernels import draft_overlaps
 
-        scores: Any = draft.scores
+        assert draft.scores is not None  # children were drawn
         found = draft_overlaps(
             logits if logits.dtype in DTYPES else logits.float(),
-            scores[:, 0],
+            draft.scores[:, 0],
             self._grid,
             temperature=self._temperature,
             draft_temperature=self._temperature,

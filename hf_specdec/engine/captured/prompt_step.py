@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -55,12 +55,14 @@ class PromptStep(CapturedStep):
     ):
         super().__init__(target, drafting, size, processing)
         self.compiles = compiles
-        self._store: Any = drafting.features
+        self._store = drafting.features
         self._walks = RowWalks(self.rows, kinds, is_filtered=True, processing=processing)
-        head: Any = drafting.captured_draft
-        self._head: CapturedDraft | None = head(drafting, None, self.rows, None) if has_head else None
+        self._head: CapturedDraft | None = None
+        if has_head:
+            assert drafting.captured_draft is not None  # only heads that can be captured read in a step
+            self._head = drafting.captured_draft(drafting, None, self.rows, None)
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
-        self._held: Any = Topology.of_tree(None, target.device)
+        self._held: object = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
         self._logprobs = None if best is None else CapturedLogprobs(self.rows, best, self._walks.processing)
 
@@ -117,6 +119,7 @@ class PromptStep(CapturedStep):
         is put into the store, where it waits.
         """
         store = self._store
+        assert store is not None  # `has_head`: its features wait there
         features = watched.take(store.held.device, store.held.dtype)
         if head.forward is not None:
             self._compile(head.forward)

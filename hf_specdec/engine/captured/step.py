@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...cache.compaction import Compaction
+from ...cache.last_features import LastFeatures
 from ...compiling.layers import compiled_function
 from ...drafters.captured import CapturedDraft, NoDraft
 from ...trees import DraftTree
@@ -108,8 +109,8 @@ class InFlightStep(CapturedStep):
         store of the newest features alone has that of this node, and not that of the last one which the run accepted.
         """
         if self._features_of_path:
-            store: Any = self._store
-            store.put_last([request], self._features_of_path[0][row, place][None])
+            assert isinstance(self._store, LastFeatures)
+            self._store.put_last([request], self._features_of_path[0][row, place][None])
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...cache.pending_features import PendingFeatures
 from ..request import Request
@@ -42,7 +42,8 @@ class ValuesOfRows:
         lag, waits = self.lag_of(part, size), self._waiting(part)
         if self._reads_first(part, lag, waits, read_width):
             part.defer([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
-            store: Any = self._drafting.features
+            store = self._drafting.features
+            assert store is not None  # features wait in it
             lag = store.width_for(max(read_width, *waits))
         return lag, self._row_values(part, lag, waits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,10 @@ from .drawing import Drawing
 from .processing import KERNEL_FILTERS, Processing
 from .rows import InFlightRows
 from .verdicts import Verdict, checked
+
+
+if TYPE_CHECKING:
+    from ...drafters import Drafter
 
 
 DRAWN_BY_NUMBERS = frozenset({Verifier.FROM_TARGET, Verifier.REJECTION})
@@ -38,7 +42,7 @@ class RowWalks:
         self,
         rows: InFlightRows,
         kinds: frozenset[Verifier],
-        drawn_by: Any = None,
+        drawn_by: Drafter | None = None,
         is_filtered: bool = False,
         has_seeds: bool = True,
         processing: frozenset[str] = frozenset(),
