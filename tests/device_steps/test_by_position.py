@@ -24,6 +24,7 @@ from hf_specdec.engine.captured.keys import StepKey
 from hf_specdec.engine.captured.rows import InFlightRows
 from hf_specdec.plan import SpeculationPlan
 from hf_specdec.trees.candidate_choice import CandidateChoice
+from hf_specdec.trees.capture_budget import CaptureBudget
 from hf_specdec.trees.step_times import StepTimes
 from hf_specdec.trees.whole_times import WholeTimes
 from hf_specdec.verification import DeviceNoise, Verifier
@@ -145,6 +146,7 @@ def test_what_is_captured_does_not_change_the_text(
 ) -> None:
     """One seed, two calls of engines with other graphs: those of the start alone, and then others in turn."""
     config, texts, captures = SpeculativeConfig(tree="auto"), [], []
+    monkeypatch.setattr(CaptureBudget, "allows", lambda budget, *lost: False)
     for turns in (None, itertools.cycle((1, None, 0, 2))):
         if turns is not None:
             monkeypatch.setattr(CandidateChoice, "begin_next", lambda choice: False)
