@@ -98,8 +98,7 @@ class Ratio:
 class LastingTable(AcceptanceTable):
     """An `AcceptanceTable` of all texts, in which earlier counts stay."""
 
-    def grow_older(self, num_rows: int = 0) -> None:
-        """Nothing: all texts count alike."""
+    DECAY = 1.0
 
 
 Kind = tuple[float | None, bool]

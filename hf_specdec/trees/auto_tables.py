@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from .draft_tree import DraftTree
@@ -41,7 +41,7 @@ class AcceptanceTable:
         guesses: list[list[float]] | None = None,
         weight: float = WEIGHT,
     ):
-        self._weight, self._num_rows = weight, 0
+        self._weight = weight
         self._chances: list[list[float]] | None = None
         """The present chances; None if they are yet to be computed."""
         depths, ranks = range(max_depth), range(max_children)
@@ -63,7 +63,7 @@ class AcceptanceTable:
         Counts one step: at every node reached, which of its drafted children was accepted. Places where the drafter
         proposed nothing count neither as accepted nor as rejected.
         """
-        self.grow_older(len(paths) - paths.count(None))
+        self.grow_older()
         for number, path in enumerate(paths):
             if path is not None:
                 self._add_path(path, partial(drafted_children, draft, number))
@@ -74,19 +74,19 @@ class AcceptanceTable:
         Counts one step in which every row drafted all nodes of `tree`; `paths` holds the accepted nodes per row (None:
         rested).
         """
-        self.grow_older(len(paths) - paths.count(None))
+        self.grow_older()
         children = tree.children
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
         self._chances = None
 
-    def add_offered(self, rows: Collection[tuple[Sequence[int], Sequence[int]]], num_ranks: int = 0) -> None:
+    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]], num_ranks: int = 0) -> None:
         """
         Counts one step: of every row the ranks of the accepted nodes, and how many children were drafted at the root
         and at each of them. Where there were any, children of the first `num_ranks` ranks count as rejected if they
         were not drafted, as in a tree that has those that are likely.
         """
-        self.grow_older(len(rows))
+        self.grow_older()
         for ranks, offered in rows:
             steps = zip([*ranks, None], offered, strict=True)
             for trials, hits, (accepted, count) in zip(self._trials, self._hits, steps, strict=False):
@@ -100,18 +100,11 @@ class AcceptanceTable:
         """Drafts that were counted, earlier ones as far as they still count."""
         return self._trials[0][0]
 
-    def grow_older(self, num_rows: int = 0) -> None:
-        """
-        Lets earlier counts count less: with every step, and where fewer rows drafted (`num_rows`, if any) than before.
-        The last rows of a batch are those that accept least, of which counts of all rows say little.
-        """
-        kept = self.DECAY
-        if num_rows:
-            kept *= min(num_rows / self._num_rows, 1.0) if self._num_rows else 1.0
-            self._num_rows = num_rows
+    def grow_older(self) -> None:
+        """Lets earlier counts count less."""
         for table in (self._hits, self._trials):
             for row in table:
-                row[:] = [kept * count for count in row]
+                row[:] = [self.DECAY * count for count in row]
         self._chances = None
 
     def _add_path(self, path: Sequence[int], children_of: Callable[[int], Sequence[int]], times: int = 1) -> None:

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec import DynamicTree, MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.trees import AutoTree, DraftTree, Topology, TreeSchedule, as_tree
+from hf_specdec.trees import AutoTree, DraftTree, TreeSchedule, as_tree
 from hf_specdec.trees.auto import _times, best_plan
 from hf_specdec.trees.auto_choice import AutoChoice
 from hf_specdec.trees.auto_learning import Acceptances, Ratio, Remembered
@@ -100,29 +100,6 @@ def test_acceptance_is_learnt() -> None:
         assert found[0] == pytest.approx(wanted[0], abs=0.2)
         assert found == sorted(found, reverse=True)
         assert sum(found) <= 1 + 1e-9
-
-
-@pytest.mark.parametrize("kind", ["drafts", "whole steps", "offered"])
-def test_the_last_rows_of_a_batch_are_judged_by_themselves(kind: str) -> None:
-    """They are last because they accept little: what seven others accepted before does not hold for them."""
-    tree, table = TokenTree.chain(2), AcceptanceTable(2, 2)
-    topology = Topology.of_tree(tree, torch.device("cpu"))
-
-    def add(paths: list[list[int] | None]) -> None:
-        if kind == "drafts":
-            table.add(DraftTree(torch.zeros(len(paths), 2, dtype=torch.long), topology), paths)
-        elif kind == "whole steps":
-            table.add_whole(tree, paths)
-        else:
-            rows = [([0] * len(path), [1] * len(path) + [len(path) < 2]) for path in paths if path is not None]
-            table.add_offered(rows)
-
-    for _ in range(60):
-        add(7 * [[1, 2]] + [[]])
-    assert table.chances()[0][0] > 0.8
-    for _ in range(20):
-        add(7 * [None] + [[]])
-    assert table.chances()[0][0] < 0.7
 
 
 def test_calls_begin_with_what_earlier_ones_accepted() -> None:
