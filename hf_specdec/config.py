@@ -59,9 +59,9 @@ class SpeculativeConfig:
             Whether the forwards of steps that run entirely on the device (on CUDA: greedy calls, or sampling with at
             most temperature, top-k and top-p) are compiled before they are captured. In `generate`, compiling takes up
             to a minute or two per model, batch size and tree, and again for a longer text than before (in powers of
-            two); other calls run uncompiled, with a warning. Where trees change from step to step ("auto",
-            schedules), and in `generate_batch` and its manager, layers are compiled once, for all numbers of requests
-            and all trees.
+            two); other calls run uncompiled, with a warning. Layers alone are compiled, once for all trees and numbers
+            of requests, in `generate_batch` and its manager, for schedules, and under "auto" for steps without a tree
+            and for trees other than the draft's own.
         on_foreign_hooks (`str`, *optional*, defaults to `"warn"`):
             What to do if target or draft have forward hooks of the user's (not those of libraries that place or shard
             models), whose effect may depend on the number of tokens in a forward. `"warn"`: warn once and name them.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SAMPLED_CALLS_CHOOSE_ON_GPU = True
 """
-Whether "auto" is the default of sampled calls on a GPU, too, unless they are compiled: a fixed tree, compiled as a
-whole, is faster with few rows.
+Whether "auto" is the default of sampled calls on a GPU, too, unless they are compiled: a fixed tree is faster there
+with few rows.
 """
 
 

@@ -48,7 +48,8 @@ class EngineKey:
         rows (`int`): rows of a call.
         blocks (`int`): K/V blocks of a row.
         dtypes (`tuple`): dtypes and devices of target and draft.
-        compiles, compiles_whole (`bool`): see `DeviceSteps`.
+        compiles, compiles_whole (`bool`): see `DeviceSteps`; steps with the draft's own tree under "auto" are compiled
+            as a whole besides.
         in_inference_mode (`bool`): tensors made in inference mode cannot be used outside of it.
     """
 
@@ -172,7 +173,7 @@ def _new_engine(
     engine.device_steps.prompts.captures_at_once = True
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
-    engine.device_steps.compiles_first_whole = key.compiles and not _have_states(model, drafter)
+    engine.device_steps.compiles_own_whole = key.compiles and not _have_states(model, drafter)
     engine.device_steps.capture_no_size_twice()
     engine.choices.autos.keep_captures_for(key.rows)
     for part, cache in ((model, engine.target.cache), (engine.drafting.parts[0], engine.drafting.cache)):

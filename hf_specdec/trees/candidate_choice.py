@@ -73,6 +73,8 @@ class CandidateChoice(CandidatePlans):
         self._trials = Trials(limits.first, times)
         self._to_try: list[Tree | None] = []
         self._planned: Tree | None = None
+        self._gaining: Tree | None = None
+        """The tree of the last step, if that was an exploration that gained: going on costs nothing."""
         # A call that begins without trees tries one at once, where no features wait for a head.
         self._step, self._without = 0, self.PROBE if is_of_calls else 0
         self._look_at, self._slow_look_at = self.LOOK, 0
@@ -133,10 +135,14 @@ class CandidateChoice(CandidatePlans):
             self._planned = None
         if not self._may_take(self._planned):
             self._planned = self.plan().tree if self.times.has(None) else None
+        gaining, self._gaining, last = self._gaining, None, self._planned
         self._renew_plan()
         self._count_step()
         if not self.times.has(None) or self._is_over_budget:
             return self._planned
+        if gaining is not None and self._planned == last and self._may_take(gaining):
+            self._without = 0
+            return gaining
         if self._without >= self.PROBE:
             self._without = 0
             return self._small if self._may_take(self._small) else min(self._ready_trees, key=size_of, default=None)
@@ -232,7 +238,7 @@ class CandidateChoice(CandidatePlans):
             if self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
         ]
         due = {
-            tree: tokens / self.times.best_of(tree) / self._price(tree)
+            tree: self._worth(tree, tokens / self.times.best_of(tree))
             for tree, tokens in self.learning.expected_tokens(old).items()
         }
         tree = max(due, key=lambda tree: due[tree], default=self._planned)
@@ -254,5 +260,4 @@ class CandidateChoice(CandidatePlans):
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
             lost = seconds - tokens / self.rate(self._planned)
             times.lost = max(times.lost + lost, -times.of(None))
-            if tree is not None and lost < 0.0 and not self._to_try:  # it costs nothing to go on
-                self._to_try.append(tree)
+            self._gaining = tree if lost < 0.0 else None

@@ -81,9 +81,6 @@ class CandidatePlans(TreeChoice):
         tokens = self.learning.expected_tokens(trees)
         return {tree: number / self.times.of(tree) for tree, number in tokens.items()}
 
-    def _price(self, tree: Tree | None) -> float:
-        return 1.0 if tree is None else self.WORTH
-
     @property
     def _allowed(self) -> list[Tree]:
         return [tree for tree in self.candidates if self.most_nodes is None or tree.num_nodes <= self.most_nodes]

@@ -325,6 +325,23 @@ def test_a_probe_goes_on_while_it_gains() -> None:
     choice.end_whole_step(tree, [[]], seconds(tree))
 
 
+def test_a_probe_that_gains_becomes_the_plan() -> None:
+    """Soon, so that its steps are launched ahead; and the plan is the best tree, not the one that was tried."""
+    seconds = machine(node=0.0, level=0.055)
+    choice = call_with(seconds)
+    deep, short = TokenTree.chain(8), TokenTree.chain(2)
+    choice.candidates += [deep, short]
+    choice.ready = frozenset({*(choice.ready or ()), deep, short})
+    gain(choice, [[0.0] * 3] * 8, seconds, 60)
+    perfect, taken = [[1.0, 0.0, 0.0]] * 8, list[TokenTree | None]()
+    for _ in range(90):
+        tree = choice.begin_step(100)
+        taken.append(tree)
+        path = [] if tree is None else path_through(tree, perfect, random.Random(0))
+        choice.end_whole_step(tree, [] if tree is None else [path], seconds(tree))
+    assert taken[-20:] == 20 * [deep] and not choice.explores and choice.begin_next()
+
+
 def test_texts_that_change() -> None:
     seconds = machine(0.01, 0.05)
     choice = choice_with(warm_times(seconds))

@@ -31,7 +31,7 @@ from ..request import Request
 from ..wanted_trees import wanted_tree
 from .captured import CapturedStep
 from .keys import StepKey, StepKind, StepSize
-from .kinds import begins_with, kind_of, part_under_auto
+from .kinds import has_own_tree, kind_of, part_under_auto
 from .parts import StepPart
 from .prompts import DevicePrompts
 from .staged_rows import RowValues
@@ -74,10 +74,10 @@ class DeviceSteps:
     ):
         self.compiles, self.compiles_whole = compiles, compiles_whole
         """Whether forwards are compiled before the capture; and whether as a whole."""
-        self.compiles_first_whole = compiles_whole
+        self.compiles_own_whole = compiles_whole
         """
-        Whether those of steps with the tree that requests begin with are compiled as a whole: the steps of most of the
-        time, which are then as fast under "auto" as with this tree fixed.
+        Whether forwards of steps with the requests' own tree are compiled as a whole, see `has_own_tree`: those of
+        most of the time in `generate`, which are then as fast under "auto" as with this tree fixed.
         """
         self.fewest_blocks = fewest_blocks
         self.fewest_rows = 1
@@ -106,6 +106,8 @@ class DeviceSteps:
         """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
         self.num_captures = 0
         """Captures so far."""
+        self._compiled: set[str] = set()
+        """What has been compiled: "layers", "steps"."""
         self.budget = CaptureBudget()
         """Says which steps are worth a capture, where "auto" chooses."""
         self._reads_at_once = False
@@ -205,8 +207,8 @@ class DeviceSteps:
         return StepKey(self._kind_of(part, verifiers), StepSize(rows, blocks, part.depth, lag))
 
     def _kind_of(self, part: StepPart, verifiers: list[Verifier]) -> StepKind:
-        is_whole = self.compiles_whole or (self.compiles_first_whole and self.compiles and begins_with(part))
-        return kind_of(part, verifiers, self.mixes_rows, self.compiles, is_whole)
+        is_whole = self.compiles_whole or (self.compiles_own_whole and has_own_tree(part))
+        return kind_of(part, verifiers, self.mixes_rows, self.compiles, self.compiles and is_whole)
 
     def _serves_auto(self, kind: StepKind, requests: list[Request]) -> bool:
         """Whether steps of a kind can run these requests if "auto" chooses the tree of the kind for them."""
@@ -242,8 +244,9 @@ class DeviceSteps:
             if not self.capture(step):
                 if not key.kind.compiles:
                     return None
-                plain = wanted._replace(kind=replace(wanted.kind, compiles=False))
-                return self._step_for(plain, part, values)
+                # By layers, where these may do; else it is only captured.
+                kind = replace(wanted.kind, compiles=self.compiles, compiles_whole=False)
+                return self._step_for(wanted._replace(kind=kind), part, values)
             step.load(own, values)
             self.stored.add(key, step)
         return step
@@ -256,14 +259,19 @@ class DeviceSteps:
 
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
-        compiles = step.compiles
-        if compiles and self.num_captures == 0:
-            name, what = type(self._target.model).__name__, "steps" if step.compiles_whole else "layers"
+        compiles, is_own = step.compiles, step.compiles_whole and not self.compiles_whole
+        what = "steps" if step.compiles_whole else "layers"
+        if compiles and what not in self._compiled:
+            name = type(self._target.model).__name__
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
             self.record(step)
         except Exception as error:  # for whatever reason: requests run without captured steps
-            self.note_failure(error, compiles, step.is_vital)
+            if is_own:
+                self.compiles_own_whole = False
+                warn_of_failed_capture(self._target.model, error, "A step", "compiled as a whole")
+            else:
+                self.note_failure(error, compiles, step.is_vital)
             return False
         return True
 
@@ -292,6 +300,9 @@ class DeviceSteps:
             step.capture(RECORDERS[self._target.device.type], self._pool)
         self.num_captures += 1
         logger.info(f"Captured {step.about}: {time.perf_counter() - start:.2f} s.")
+        what = "steps" if step.compiles_whole else "layers"
         is_usual = step.compiles_whole == self.compiles_whole  # further ones cost as much
-        if is_usual and (not step.compiles or self.num_captures > 1):  # the first one compiles for all
+        if is_usual and (not step.compiles or what in self._compiled):  # the first one compiles for all
             self.budget.cost = self._ranks.agree_on(time.perf_counter() - start)[0]
+        if step.compiles:
+            self._compiled.add(what)

@@ -51,12 +51,16 @@ def kind_of(
     )
 
 
-def begins_with(part: StepPart) -> bool:
-    """Whether the tree of a part's step is that of all its requests, or the one that their "auto" begins with."""
+def has_own_tree(part: StepPart) -> bool:
+    """
+    Whether a part's tree, and how it is filled, is that of all its requests: the one they name, or under "auto" the
+    draft's own.
+    """
     plans = [request.options.plan for request in part.own]
     trees = [None if plan is None else plan.tree for plan in plans]
     firsts = [tree.first if isinstance(tree, AutoTree) else tree for tree in trees]
-    return part.tree is not None and all(part.tree == first for first in firsts)
+    is_filled_so = all(plan is None or plan.draws_children == part.draws for plan in plans)
+    return part.tree is not None and is_filled_so and all(part.tree == first for first in firsts)
 
 
 def part_under_auto(
