@@ -322,7 +322,6 @@ def test_a_probe_goes_on_while_it_gains() -> None:
     for _ in range(5):
         choice.end_whole_step(tree, [[1, 2]], seconds(tree))
         assert choice.begin_step(100) == tree
-    choice.end_whole_step(tree, [[]], seconds(tree))
 
 
 def test_a_probe_that_gains_becomes_the_plan() -> None:

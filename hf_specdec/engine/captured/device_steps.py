@@ -74,7 +74,7 @@ class DeviceSteps:
     ):
         self.compiles, self.compiles_whole = compiles, compiles_whole
         """Whether forwards are compiled before the capture; and whether as a whole."""
-        self.compiles_own_whole = compiles_whole
+        self.compiles_own_whole = False
         """
         Whether forwards of steps with the requests' own tree are compiled as a whole, see `has_own_tree`: those of
         most of the time in `generate`, which are then as fast under "auto" as with this tree fixed.
@@ -106,8 +106,8 @@ class DeviceSteps:
         """How trees are drafted in steps of a kind, of steps that may be captured ahead."""
         self.num_captures = 0
         """Captures so far."""
-        self._compiled: set[str] = set()
-        """What has been compiled: "layers", "steps"."""
+        self._compiled: set[bool] = set()
+        """Whether steps have been compiled as a whole (True), and by layers (False)."""
         self.budget = CaptureBudget()
         """Says which steps are worth a capture, where "auto" chooses."""
         self._reads_at_once = False
@@ -260,9 +260,8 @@ class DeviceSteps:
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
         compiles, is_own = step.compiles, step.compiles_whole and not self.compiles_whole
-        what = "steps" if step.compiles_whole else "layers"
-        if compiles and what not in self._compiled:
-            name = type(self._target.model).__name__
+        if compiles and step.compiles_whole not in self._compiled:
+            name, what = type(self._target.model).__name__, "steps" if step.compiles_whole else "layers"
             logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
         try:
             self.record(step)
@@ -300,9 +299,8 @@ class DeviceSteps:
             step.capture(RECORDERS[self._target.device.type], self._pool)
         self.num_captures += 1
         logger.info(f"Captured {step.about}: {time.perf_counter() - start:.2f} s.")
-        what = "steps" if step.compiles_whole else "layers"
         is_usual = step.compiles_whole == self.compiles_whole  # further ones cost as much
-        if is_usual and (not step.compiles or what in self._compiled):  # the first one compiles for all
+        if is_usual and (not step.compiles or step.compiles_whole in self._compiled):  # the first one compiles for all
             self.budget.cost = self._ranks.agree_on(time.perf_counter() - start)[0]
         if step.compiles:
-            self._compiled.add(what)
+            self._compiled.add(step.compiles_whole)
