@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from transformers import GenerationMixin, PreTrainedModel
@@ -18,8 +17,8 @@ from .switch import has_windows, partial_kinds_of, supports_switching
 _ONE_ATTENTION = ("t5gemma2",)
 """Architectures whose layers join the masks of self- and cross-attention."""
 
-_found: WeakKeyDictionary[PreTrainedModel, tuple[Any, str | None]] = WeakKeyDictionary()
-"""By model its obstacle, and what this depends on beside the model's config and class."""
+_found: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str | None]]] = WeakKeyDictionary()
+"""By model its own forward, if it has one, and by implementation of attention the obstacle."""
 
 
 def obstacle_to_branches(model: PreTrainedModel) -> str | None:
@@ -27,10 +26,13 @@ def obstacle_to_branches(model: PreTrainedModel) -> str | None:
     Why forwards of a model cannot run over the branches of a tree, or over rows of unequal length; None if they can.
     Without branches, in one row, an index is a depth: such a model reads nodes as it reads a prompt.
     """
-    key = id(vars(model).get("forward")), model.config._attn_implementation
-    if _found.get(model, (None, None))[0] != key:
-        _found[model] = key, _obstacle(model)
-    return _found[model][1]
+    own, attention = id(vars(model).get("forward")), model.config._attn_implementation
+    if model not in _found or _found[model][0] != own:
+        _found[model] = own, {}
+    obstacles = _found[model][1]
+    if attention not in obstacles:
+        obstacles[attention] = _obstacle(model)
+    return obstacles[attention]
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:

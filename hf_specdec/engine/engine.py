@@ -16,6 +16,7 @@ from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
 from ..graphs.sizes import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
+from ..models.asked_once import asking_once
 from ..ranks import Ranks
 from . import grouping, host_step, prompt_reading
 from .accepting import Acceptance
@@ -129,22 +130,27 @@ class Engine:
         self.check_models()
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            self.drafting.refresh()
-            self.target.adapters.renew()
-            stack.enter_context(over_trees(self.model, *self.drafting.models))
-            stack.enter_context(self.drafting.watching(self.target))
-            for cache in (self.target.cache, self.drafting.cache):
-                if cache is not None and cache.graphs is not None:
-                    cache.graphs.renew(self.target.adapters.key if cache is self.target.cache else None)
-            if self.device_steps.renew():
-                self.choices.autos.forget_captures()
-            self.last_end = None
-            self.prefixes.renew((self.model, *self.drafting.models))
-            self.ranks.share_random_state()
+            with asking_once():
+                self._renew(stack)
             self._num_runs += 1
             self.present_run = self._num_runs
             stack.callback(setattr, self, "present_run", None)
             yield
+
+    def _renew(self, stack: ExitStack) -> None:
+        """Enters the contexts of models that run steps, and takes over what has changed since the last one."""
+        self.drafting.refresh()
+        self.target.adapters.renew()
+        stack.enter_context(over_trees(self.model, *self.drafting.models))
+        stack.enter_context(self.drafting.watching(self.target))
+        for cache in (self.target.cache, self.drafting.cache):
+            if cache is not None and cache.graphs is not None:
+                cache.graphs.renew(self.target.adapters.key if cache is self.target.cache else None)
+        if self.device_steps.renew():
+            self.choices.autos.forget_captures()
+        self.last_end = None
+        self.prefixes.renew((self.model, *self.drafting.models))
+        self.ranks.share_random_state()
 
     def limit_prompt_tokens(self, most: int | None) -> None:
         """Lets a step read at most so many prompt tokens, and no more than the engine's own limit (None: that)."""
@@ -268,16 +274,29 @@ class Engine:
     def _may_repeat(self, requests: list[Request]) -> bool:
         """
         Whether the step that was launched last may run again for the same requests: nobody waits for it to end, none
-        of them has left, and none takes another tree.
+        of them takes another tree, and a step for those that are left would be no smaller.
         """
         scheduler = self.scheduler
+        left = [request for request in requests if not request.is_over]
         return not (
             (self.ranks.are_several and self.choices.are_learning)  # of times, on which ranks agree after each step
             or not self.runs_ahead
             or self.has_news()
-            or any(request.is_over or request.draft_backoff.left for request in requests)
+            or any(request.draft_backoff.left for request in left)
+            or (len(left) < len(requests) and not self._may_rest(len(requests), len(left)))
             or len(scheduler.active) > len(requests)
             or (scheduler.waiting and scheduler.num_admissible(scheduler.waiting))
             or self.choices.are_given
             or (self.speculates and not self.choices.begin_next(requests))
+        )
+
+    def _may_rest(self, num_rows: int, num_left: int) -> bool:
+        """Whether the rows of requests that are over may rest in the steps of `num_left` others, out of `num_rows`."""
+        size_of, speculates = self.device_steps.rows_for, self.policy.speculates(num_left, 0)
+        return (
+            num_left > 0
+            and size_of(num_left) == size_of(num_rows)
+            and not self.scheduler.waiting  # for their places and blocks
+            and speculates == self.speculates
+            and self.choices.max_step_nodes is None  # which is shared by those that are left
         )

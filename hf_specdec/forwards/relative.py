@@ -20,7 +20,7 @@ def biased_along_paths(model: PreTrainedModel) -> Iterator[None]:
     """A context in which layers with a bias for the distance between slots count it along each node's text."""
     hooks: list[Any] = []
     for module in modules_of(model):
-        if not hasattr(module, "rel_extent") or not isinstance(getattr(module, "proj", None), nn.Parameter):
+        if "rel_extent" not in vars(module) or not isinstance(getattr(module, "proj", None), nn.Parameter):
             continue
         if "relative_distance" in inspect.signature(module.forward).parameters:
             hooks.append(module.register_forward_pre_hook(_with_distances, with_kwargs=True))

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..graphs import obstacle_to_graphs
+from ..models.asked_once import asking_once
 from ..models.structure import execution_device
 from ..plan import SpeculationPlan
 from ..random_generators import draws_undone_on_error
@@ -34,6 +35,33 @@ def decode(
     Raises:
         ValueError, TypeError: for inputs, drafts and options that do not fit together, before any forward.
     """
+    with asking_once():
+        arguments = _checked(model, input_ids, assistant_model, model_kwargs, call)
+        batch = StaticBatch(arguments)
+        obstacle = batch.obstacle()
+    with draws_undone_on_error(*map(execution_device, (model, *arguments.drafter.models))):
+        outputs = batch.run() if obstacle is None else None
+        if outputs is not None:
+            return outputs
+        if obstacle is not None and arguments.plan.compile:
+            warnings.warn(
+                f"`compile=True` has no effect: the steps of this call do not run whole on a CUDA device, since "
+                f"{obstacle}.",
+                stacklevel=2,
+            )
+        if batch.num_streamed:
+            arguments = replace(arguments, streamer=_RestOfStream(arguments.streamer, batch.num_streamed))
+        return speculative_decoding(arguments)
+
+
+def _checked(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    assistant_model: Any,
+    model_kwargs: dict[str, Any],
+    call: dict[str, Any],
+) -> CallArguments:
+    """The arguments of a call, see `decode`, which can be served."""
     generation_config = call["generation_config"]
     check_inputs(model, generation_config, input_ids, model_kwargs)
     drafter = as_drafter(assistant_model)
@@ -47,21 +75,7 @@ def decode(
     check_states(arguments)
     check_encoder(arguments)
     check_padding(arguments)
-    with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
-        batch = StaticBatch(arguments)
-        obstacle = batch.obstacle()
-        outputs = batch.run() if obstacle is None else None
-        if outputs is not None:
-            return outputs
-        if obstacle is not None and plan.compile:
-            warnings.warn(
-                f"`compile=True` has no effect: the steps of this call do not run whole on a CUDA device, since "
-                f"{obstacle}.",
-                stacklevel=2,
-            )
-        if batch.num_streamed:
-            arguments = replace(arguments, streamer=_RestOfStream(arguments.streamer, batch.num_streamed))
-        return speculative_decoding(arguments)
+    return arguments
 
 
 class _RestOfStream:

@@ -12,6 +12,7 @@ from ..cache import check_reusable
 from ..compat import cache_name_of, warn_if_untried
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter, reading
+from ..models.asked_once import asking_once
 from ..models.encoders import runs_own_encoder
 from ..models.reasons import Reason
 from ..models.rope import length_dependent_ropes
@@ -34,6 +35,7 @@ from .model_refusals import check_foreign_hooks, check_target
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 
 
+@asking_once()
 def check_call(
     model: PreTrainedModel,
     generation_config: GenerationConfig,

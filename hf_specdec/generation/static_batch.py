@@ -127,7 +127,7 @@ class StaticBatch:
         positions = kwargs.get("position_ids")
         if positions is not None and not self._is_read_whole and not self._are_counted(positions, counted):
             return "positions are given"
-        known = self._known_length()
+        known = self._known_length
         if known is not None and (known <= ids.shape[1] or (self.call.streamer and self.call.logits_processor)):
             return "the text is longer than the positions that the target knows"
         return None
@@ -156,6 +156,7 @@ class StaticBatch:
         has_axes = positions is not None and positions.dim() > 2
         return self._takes_images and (has_axes or bool(self._inputs_beside_tokens))
 
+    @cached_property
     def _known_length(self) -> int | None:
         """
         Columns to which the target knows positions, the last column included, which is not forwarded, if the texts may
@@ -195,7 +196,7 @@ class StaticBatch:
                 Noises(self.call.input_ids.device, self.call.noise_seed).give(requests)
                 self._decode(engine, requests)
                 errors = [request.error for request in requests if request.error is not None]
-                goes_on = self._known_length() is not None and any(one.finish_reason == "length" for one in requests)
+                goes_on = self._known_length is not None and any(one.finish_reason == "length" for one in requests)
                 outputs = None if errors or goes_on else self._outputs(engine, requests)
                 for request in requests:
                     engine.end(request)
@@ -207,7 +208,7 @@ class StaticBatch:
 
     def _requests(self) -> list[Request]:
         """The rows as requests, without their padding."""
-        most = self._known_length() or self.call.max_length or 0
+        most = self._known_length or self.call.max_length or 0
         call, inputs = self.call, None
         if self._is_read_whole:
             inputs = PromptInputs(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ..attention import implementation_of, obstacle_to_branches, partial_kinds_of, supports_switching
+from ..models.asked_once import asked_once
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
 from ..ranks import Ranks
@@ -35,6 +36,7 @@ def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -
     return obstacle
 
 
+@asked_once
 def _obstacle(model: PreTrainedModel) -> str | None:
     """The reason why forwards of a model cannot be captured; None if they can."""
     if model.device.type not in RECORDERS:
@@ -85,6 +87,7 @@ def _obstacle_of_layers(model: PreTrainedModel) -> str | None:
     return None
 
 
+@asked_once
 def fingerprint_of(model: PreTrainedModel) -> Any:
     """
     Addresses of the weights, classes of the modules and their forwards, active adapters, implementations of attention

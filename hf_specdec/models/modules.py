@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from .asked_once import asked_once
 
+
+@asked_once
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """The model and all modules in it, each once, in no defined order."""
     found, left = {model: None}, [model]

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .asked_once import asked_once
+
 
 TABLES = frozenset(
     {
@@ -27,6 +29,7 @@ GROWS_BY = ("make_weights", "_set_cos_sin_cache")
 """Methods by which a table computes more rows when a text needs them."""
 
 
+@asked_once
 def num_positions(model: PreTrainedModel) -> int | None:
     """
     Number of positions that a model's forward knows: 0 to one fewer. A token at any other is an index error. None for

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .asked_once import asked_once
 from .position_tables import position_table_of
 
 
+@asked_once
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """
     Names of the arguments that the model's forward takes (the forward of a compiled model names none). Where a wrapper

@@ -272,3 +272,102 @@ def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.M
     rests = [len(list(steps)) for kind, steps in itertools.groupby(kinds) if kind == "rest"]
     assert kinds.count("drafted") > 15 if times == 1 else kinds.count("drafted") == 0
     assert rests[0] == 1 if times == 1 else rests[:5] == [1, 2, 4, 8, 16]
+
+
+def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts as inputs of `generate`, padded on the left with token 0."""
+    longest = max(map(len, prompts))
+    rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+def with_an_end(target: Any, prompts: list[list[int]], length: int) -> tuple[int, list[list[int]]]:
+    """A token that ends these greedy texts of `length` tokens in several places, and the texts up to it."""
+    texts = [text_alone(target, prompt, max_new_tokens=length, eos_token_id=None) for prompt in prompts]
+
+    def cut(token: int) -> list[list[int]]:
+        return [text[: text.index(token) + 1] if token in text else text for text in texts]
+
+    token = max(dict.fromkeys(sum(texts, [])), key=lambda one: (len(set(map(len, cut(one)))), sum(map(len, cut(one)))))
+    return token, cut(token)
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, "auto", "none"])
+def test_rows_of_ended_texts_rest(tree: Any, repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the runs that follow their rows have no blocks, and nothing is loaded anew, while the step is as large."""
+    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    token, texts = with_an_end(target, prompts, 60)
+    assert len(set(map(len, texts))) > 2
+    speculation = {"tree": IRREGULAR, "disable_by_batch_size": 0} if tree == "none" else {"tree": tree}
+    options = {"assistant_model": trained_head(), "speculative_config": SpeculativeConfig(**speculation)}
+    rested: list[set[int]] = []
+    launch = Repeats.launch
+
+    def noted(self: Repeats) -> None:
+        launch(self)
+        over = {row for row, request in enumerate(self._own) if request.is_over}
+        rows = self.step.rows
+        assert not rows.tables[list(over)].any() and not rows.kinds[list(over)].any()
+        assert all(rows.tables[row].any() and rows.kinds[row] for row in {*range(len(self._own))} - over)
+        rested.append(over)
+
+    monkeypatch.setattr(Repeats, "launch", noted)
+    for _ in range(2):
+        calls = noted_calls(monkeypatch)
+        found = target.generate(**padded(prompts), **options, max_new_tokens=60, eos_token_id=token, pad_token_id=0)
+        for row, text in zip(found[:, max(map(len, prompts)) :].tolist(), texts, strict=True):
+            assert row[: len(text)] == text and not any(row[len(text) :])
+    assert max(map(len, rested)) >= 2
+    if tree != "auto":
+        steps = [len(outcomes) for outcomes in calls if outcomes]
+        assert max(steps) > 0.8 * sum(steps)  # one series, but for the first steps
+
+
+def test_rows_that_draw_by_their_places_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's generator gives them may not depend on how long a series of runs is."""
+    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    options = {"assistant_model": trained_head(), "tree": IRREGULAR, "do_sample": True, "pad_token_id": 0}
+    token, _ = with_an_end(target, prompts, 60)
+    over: list[bool] = []
+    launch = Repeats.launch
+
+    def noted(self: Repeats) -> None:
+        over.append(any(request.is_over for request in self._own))
+        launch(self)
+
+    monkeypatch.setattr(Repeats, "launch", noted)
+    torch.manual_seed(0)
+    found = target.generate(**padded(prompts), **options, max_new_tokens=60, eos_token_id=token)
+    assert (found[:, -1] == 0).any() and len(over) > 10 and not any(over)
+
+
+def test_rows_of_ended_requests_leave_for_a_smaller_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or for one that speculates again; and at once, where a request waits for their places."""
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 9, 7))
+    calls, lengths = noted_calls(monkeypatch), (20, 30, 40, 50)
+    texts = [
+        text_alone(target, prompt, max_new_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+
+    def run(**options: Any) -> list[int]:
+        """Rows of each series of runs."""
+        config = SpeculativeConfig(tree=CHAIN, disable_by_batch_size=options.pop("disable", None))
+        manager = target.init_continuous_batching(
+            assistant_model=noisy_copy(target, 0.02),
+            speculative_config=config,
+            continuous_batching_config=limits(400, **options),
+        )
+        names = [
+            manager.add_request(prompt, max_new_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        with manager:
+            found = [manager.get_result(name, timeout=60).generated_tokens for name in names]
+        assert found == texts
+        assert_nothing_left(manager)
+        rows = [len(outcomes[0].walk.paths) for outcomes in calls if outcomes]
+        del calls[:]
+        return rows
+
+    assert {4, 3, 2, 1} <= set(run())  # each a size of its own
+    assert 2 in run(disable=2)

@@ -13,6 +13,7 @@ from .grammars import has_grammar
 from .outcome import Outcome
 from .parts import DraftGroup, StepPart, parts_of
 from .step import InFlightStep
+from .walks import DRAWN_BY_NUMBERS
 
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ class Repeats:
         """Whether the step can run again at all."""
         self.is_wanted = (step.kind, step.rows.size) == self.wanted
         """Whether the step has the kind and size of its rows, so that no other is to be captured for them."""
+        draws_by_place = not self.wanted.kind.kinds.isdisjoint(DRAWN_BY_NUMBERS)
+        self._needs_all = draws_by_place or self._most_new > target.cache.pool.block_size
+
+    def may_run(self) -> bool:
+        """
+        Whether the step may run again for the requests that are left, while the others' rows rest. They must be taken
+        out at once where the generator of the device draws for every place in the step, so that a seed gives the same
+        text however many runs follow each other; and where tokens of the run in which they ended reach past the last
+        column of their block tables.
+        """
+        return self.can_run and not (self._needs_all and any(request.is_over for request in self._own))
 
     def has_room(self) -> bool:
         """
@@ -58,19 +70,21 @@ class Repeats:
         if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > store.capacity:
             return False
         pool, most, ends = self._target.cache.pool, self.step.rows.size.blocks - 1, self._ends()
-        missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in zip(self._own, ends, strict=True)]
-        return max(map(pool.blocks_for, ends)) <= most and sum(max(count, 0) for count in missing) <= pool.num_free
+        missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in ends]
+        needed = max((pool.blocks_for(end) for _, end in ends), default=0)
+        return needed <= most and sum(max(count, 0) for count in missing) <= pool.num_free
 
-    def _ends(self) -> list[int]:
-        """The number of slots that each row may have written to after the next run."""
+    def _ends(self) -> list[tuple[Request, int]]:
+        """The requests that are left, and the number of slots that each may have written to after the next run."""
         return [
-            min(one.length + self._most_new, one.max_length) + slots
+            (one, min(one.length + self._most_new, one.max_length) + slots)
             for one, slots in zip(self._own, self._num_slots, strict=True)
+            if not one.is_over
         ]
 
     def launch(self) -> None:
         """Starts the next run, for which there must be room; its blocks are reserved first."""
-        for one, end in zip(self._own, self._ends(), strict=True):
+        for one, end in self._ends():
             self._target.cache.pool.reserve(one.table, end)
         self.step.load_changes(self._own, self.part.draft_temperature)
         self.part.load_calibration()
@@ -164,7 +178,7 @@ class StepRunner:
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        if not repeats.can_run or not (repeats.is_wanted or self._steps.stored.may_repeat(repeats.wanted)):
+        if not repeats.may_run() or not (repeats.is_wanted or self._steps.stored.may_repeat(repeats.wanted)):
             return False
         if not repeats.has_room() or not goes_on():
             return False

@@ -100,6 +100,8 @@ class StagedRows:
         """Whether rows may have a grammar."""
         self._loaded: list[tuple[BlockTable, int]] = []
         """Block table of each row as last loaded, with its `num_changes` at that time."""
+        self._resting: set[int] = set()
+        """Rows whose requests have ended since they were loaded."""
         self._texts: list[tuple[BlockTable, int]] = []
         """Block table of each row, and how much of its text has been staged."""
         self._clear(0)
@@ -157,6 +159,7 @@ class StagedRows:
         self._load_numbers(requests)
         host["numbers_from"][:number] = host["lengths"][:number]
         self._load_tables(requests)
+        self._resting.clear()
         self._clear(number)
         self._buffer.copy()
         self.biases.load([warpers_of(request).biases for request in requests])
@@ -173,15 +176,28 @@ class StagedRows:
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """
         Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
-        another run of the step: block tables, draft temperatures, and the random numbers of seeds.
+        another run of the step: block tables, draft temperatures, and the random numbers of seeds. Rows of requests
+        that have ended rest from then on.
         """
         self._buffer.wait()
         before = self._host["draft_temperature"][: len(requests)]
         have_changed = [not np.array_equal(before, np.asarray(draft_temperature, dtype=before.dtype))]
-        have_changed += [self._load_tables(requests), self._load_numbers(requests)]
+        have_changed += [self._load_tables(requests), self._load_numbers(requests), self._rest(requests)]
         if any(have_changed):
             before[:] = draft_temperature
             self._buffer.copy(moving=False)
+
+    def _rest(self, requests: list[Request]) -> bool:
+        """
+        Lets the rows of requests that have ended rest: they stay where they are, and have no blocks. Returns whether
+        any did not rest yet.
+        """
+        ended = {row for row, request in enumerate(requests) if request.is_over}
+        new = sorted(ended - self._resting)
+        self._resting = ended
+        for name, nothing in (("kinds", Verifier.RESTS), ("slot_steps", 0), ("tables", ZERO_BLOCK)):
+            self._host[name][new] = nothing
+        return bool(new)
 
     def _load_numbers(self, requests: list[Request]) -> bool:
         """
