@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .auto import AutoTree
 from .auto_tables import AcceptanceTable, likeliest_paths
 from .dynamic import DynamicTree
@@ -34,20 +36,26 @@ class CandidateTrees:
     """Most nodes of a tree: with the root as many as the kernels of recurrent layers take."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
-        found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
-        left_out = self.DEEP if found else ()
-        if isinstance(limits.first, TokenTree) and limits.first.num_nodes <= min(limits.max_nodes, self.MOST_NODES):
+        trees = list(self._within(limits))
+        if times is not None and times.are_complete:
+            trees = [tree for tree in trees if times.has(tree)] or trees
+        self.trees = trees
+
+    @classmethod
+    @lru_cache(maxsize=64)  # each call of `generate` asks
+    def _within(cls, limits: AutoTree) -> tuple[Tree, ...]:
+        """The trees, the smallest first."""
+        found: dict[Tree, None] = dict.fromkeys(cls.dynamic_within(limits))
+        left_out = cls.DEEP if found else ()
+        if isinstance(limits.first, TokenTree) and limits.first.num_nodes <= min(limits.max_nodes, cls.MOST_NODES):
             found[limits.first] = None
         most_children, most_depth = limits.max_children, limits.max_depth
-        for chances, sizes in self.DRAFTS:
+        for chances, sizes in cls.DRAFTS:
             table = [list(chances[:most_children])] * most_depth
             for nodes, levels in (size for size in sizes if size not in left_out):
                 likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, most_depth))
                 found[TokenTree([path for _, path in likeliest])] = None
-        trees = list(found)
-        if times is not None and times.are_complete:
-            trees = [tree for tree in found if times.has(tree)] or trees
-        self.trees = sorted(trees, key=size_of)
+        return tuple(sorted(found, key=size_of))
 
     @staticmethod
     def dynamic_within(limits: AutoTree) -> list[DynamicTree]:
