@@ -18,7 +18,7 @@ _ONE_ATTENTION = ("t5gemma2",)
 """Architectures whose layers join the masks of self- and cross-attention."""
 
 _found: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str | None]]] = WeakKeyDictionary()
-"""By model its own forward, if it has one, and by implementation of attention the obstacle."""
+"""By model its own forward, if it has one, and the obstacles by implementation of attention."""
 
 
 def obstacle_to_branches(model: PreTrainedModel) -> str | None:

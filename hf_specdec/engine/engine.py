@@ -104,6 +104,11 @@ class Engine:
         self.num_steps = self.num_tokens_read = 0
         self.runs_ahead = True
         """Whether a captured step may be launched before the last one is read: a state cannot be taken back."""
+        self.lets_rows_rest = False
+        """
+        Whether rows of requests that are over may rest in steps of the others: in a call, for whose places and blocks
+        no request waits.
+        """
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self.last_end: float | None = None
@@ -227,7 +232,7 @@ class Engine:
 
     @contextmanager
     def _keeping_blocks(self) -> Iterator[None]:
-        """A context in which requests that end keep their blocks, because a step on the device may write to them."""
+        """A context of runs in which requests that end keep their blocks: the one on its way may write to them."""
         self._leaving = []
         try:
             yield
@@ -274,7 +279,7 @@ class Engine:
     def _may_repeat(self, requests: list[Request]) -> bool:
         """
         Whether the step that was launched last may run again for the same requests: nobody waits for it to end, none
-        of them takes another tree, and a step for those that are left would be no smaller.
+        of them takes another tree, and none has left, or its row may rest.
         """
         scheduler = self.scheduler
         left = [request for request in requests if not request.is_over]
@@ -283,20 +288,22 @@ class Engine:
             or not self.runs_ahead
             or self.has_news()
             or any(request.draft_backoff.left for request in left)
-            or (len(left) < len(requests) and not self._may_rest(len(requests), len(left)))
+            or not left
+            or (len(left) < len(requests) and not self._may_rest(requests, left))
             or len(scheduler.active) > len(requests)
             or (scheduler.waiting and scheduler.num_admissible(scheduler.waiting))
             or self.choices.are_given
             or (self.speculates and not self.choices.begin_next(requests))
         )
 
-    def _may_rest(self, num_rows: int, num_left: int) -> bool:
-        """Whether the rows of requests that are over may rest in the steps of `num_left` others, out of `num_rows`."""
-        size_of, speculates = self.device_steps.rows_for, self.policy.speculates(num_left, 0)
+    def _may_rest(self, requests: list[Request], left: list[Request]) -> bool:
+        """
+        Whether the rows of those requests that are over may rest in the steps of the ones that are `left`, where steps
+        get no smaller: of half of them at most, over whose text attention still runs, and of none that has failed.
+        """
         return (
-            num_left > 0
-            and size_of(num_left) == size_of(num_rows)
-            and not self.scheduler.waiting  # for their places and blocks
-            and speculates == self.speculates
-            and self.choices.max_step_nodes is None  # which is shared by those that are left
+            self.lets_rows_rest
+            and 2 * len(left) >= len(requests)
+            and all(request.error is None for request in requests)
+            and self.policy.speculates(len(left), 0) == self.speculates
         )

@@ -173,6 +173,7 @@ def _new_engine(
     engine.device_steps.prompts.captures_at_once = True
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
+    engine.lets_rows_rest = True
     engine.device_steps.compiles_own_whole = key.compiles and not _have_states(model, drafter)
     engine.device_steps.capture_no_size_twice()
     engine.choices.autos.keep_captures_for(key.rows)

@@ -20,6 +20,7 @@ from transformers import StoppingCriteriaList
 
 from hf_specdec import SpeculativeConfig, TokenTree
 from hf_specdec.cache.paged_layers import PagedLayer
+from hf_specdec.compat import CACHE
 from hf_specdec.drafters.draft_model import CapturedDraftModel
 from hf_specdec.engine.captured import Outcome, StepRunner
 from hf_specdec.engine.captured.running import Repeats
@@ -318,17 +319,25 @@ def test_rows_of_ended_texts_rest(tree: Any, repeats: list[Repeats], monkeypatch
         found = target.generate(**padded(prompts), **options, max_new_tokens=60, eos_token_id=token, pad_token_id=0)
         for row, text in zip(found[:, max(map(len, prompts)) :].tolist(), texts, strict=True):
             assert row[: len(text)] == text and not any(row[len(text) :])
-    assert max(map(len, rested)) >= 2
-    if tree != "auto":
+    if tree != "auto":  # whose trials come in between
+        assert max(map(len, rested)) >= 2
         steps = [len(outcomes) for outcomes in calls if outcomes]
         assert max(steps) > 0.8 * sum(steps)  # one series, but for the first steps
 
 
-def test_rows_that_draw_by_their_places_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch's generator gives them may not depend on how long a series of runs is."""
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [(IRREGULAR, {"do_sample": True}), pytest.param(TokenTree.chain(40), {}, marks=pytest.mark.slow)],
+    ids=["drawn", "deep"],
+)
+def test_rows_that_leave_at_once(tree: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What torch's generator gives them may not depend on how long a series of runs is; and a tree may be deeper than the
+    column that is free at the end of block tables.
+    """
     target, prompts = trained_target(), trained_prompts()["prompts"][:4]
-    options = {"assistant_model": trained_head(), "tree": IRREGULAR, "do_sample": True, "pad_token_id": 0}
-    token, _ = with_an_end(target, prompts, 60)
+    length = 60 if options else 16
+    token, _ = with_an_end(target, prompts, length)
     over: list[bool] = []
     launch = Repeats.launch
 
@@ -337,37 +346,104 @@ def test_rows_that_draw_by_their_places_leave_at_once(monkeypatch: pytest.Monkey
         launch(self)
 
     monkeypatch.setattr(Repeats, "launch", noted)
+    draft = trained_head() if options else noisy_copy(target, 1.0)
     torch.manual_seed(0)
-    found = target.generate(**padded(prompts), **options, max_new_tokens=60, eos_token_id=token)
-    assert (found[:, -1] == 0).any() and len(over) > 10 and not any(over)
+    found = target.generate(
+        **padded(prompts),
+        assistant_model=draft,
+        tree=tree,
+        max_new_tokens=length,
+        eos_token_id=token,
+        pad_token_id=0,
+        **options,
+    )
+    assert (found[:, -1] == 0).any() and len(over) > 3 and not any(over)
 
 
-def test_rows_of_ended_requests_leave_for_a_smaller_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or for one that speculates again; and at once, where a request waits for their places."""
+def with_a_token_of_nan() -> tuple[Any, list[list[int]], int, int]:
+    """A target, prompts, a token that the first text alone has, whose embedding is NaN, and where it stands there."""
+    target, prompts = tiny_model(dtype=torch.float32, tie_word_embeddings=False), ragged_prompts((9, 9, 9, 9))
+    texts = [text_alone(target, prompt, max_new_tokens=80, eos_token_id=None) for prompt in prompts]
+    token = next(one for one in texts[0][4:] if one not in set(sum(prompts, [])).union(*texts[1:]))
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    return target, prompts, token, texts[0].index(token)
+
+
+PLAIN = SpeculativeConfig(tree=CHAIN, disable_by_batch_size=0)
+
+
+def test_a_call_ends_with_the_first_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do not run to their ends before the call goes on by the host."""
+    target, prompts, _, _ = with_a_token_of_nan()
+    asked, may_repeat = [], Engine._may_repeat
+
+    def noted(self: Engine, requests: Any) -> bool:
+        asked.append(any(request.error is not None for request in requests))
+        return may_repeat(self, requests)
+
+    monkeypatch.setattr(Engine, "_may_repeat", noted)
+    options = {"max_new_tokens": 100, "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+    plain = target.generate(**padded(prompts), **options)
+    found = target.generate(
+        **padded(prompts), assistant_model=copy.deepcopy(target), speculative_config=PLAIN, **options
+    )
+    assert torch.equal(found, plain) and asked.count(True) <= 1 and 60 < len(asked) < 90
+
+
+def test_what_is_handed_back_of_an_ended_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run on the way may have left NaN behind its end: the K/V before it stay."""
+    target, prompts, token, end = with_a_token_of_nan()
+    rested: list[bool] = []
+    launch = Repeats.launch
+
+    def noted(self: Repeats) -> None:
+        rested.append(any(request.is_over for request in self._own))
+        launch(self)
+
+    monkeypatch.setattr(Repeats, "launch", noted)
+    options: dict[str, Any] = {"max_new_tokens": 100, "pad_token_id": 0, "eos_token_id": token, "do_sample": False}
+    options["return_dict_in_generate"] = True
+    plain = target.generate(**padded(prompts), **options)
+    found = target.generate(
+        **padded(prompts), assistant_model=copy.deepcopy(target), speculative_config=PLAIN, **options
+    )
+    assert torch.equal(found.sequences, plain.sequences) and sum(rested) > 10
+    for ours, theirs in zip(found[CACHE].layers, plain[CACHE].layers, strict=True):
+        kept = slice(len(prompts[0]) + end)
+        torch.testing.assert_close(ours.keys[:, :, kept], theirs.keys[:, :, kept])
+        torch.testing.assert_close(ours.values[:, :, kept], theirs.values[:, :, kept])
+
+
+def test_rows_rest_no_longer_where_the_others_may_speculate(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    token, texts = with_an_end(target, prompts, 60)
+    disable = len(texts) - 1
+    config = SpeculativeConfig(tree=IRREGULAR, disable_by_batch_size=disable)
+    calls = noted_calls(monkeypatch)
+    target.generate(
+        **padded(prompts),
+        assistant_model=trained_head(),
+        speculative_config=config,
+        max_new_tokens=60,
+        eos_token_id=token,
+        pad_token_id=0,
+    )
+    outcomes = [one for outcomes in calls for one in outcomes]
+    assert not outcomes[0].drafted and any(one.drafted for one in outcomes)
+    left = [len(one.walk.paths) - len(one.left_out) for one in outcomes if not one.drafted]
+    assert not set(left) & set(range(1, disable))
+
+
+def test_rows_of_requests_in_flight_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may be waiting for their places and blocks."""
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 9, 7))
     calls, lengths = noted_calls(monkeypatch), (20, 30, 40, 50)
-    texts = [
-        text_alone(target, prompt, max_new_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)
-    ]
-
-    def run(**options: Any) -> list[int]:
-        """Rows of each series of runs."""
-        config = SpeculativeConfig(tree=CHAIN, disable_by_batch_size=options.pop("disable", None))
-        manager = target.init_continuous_batching(
-            assistant_model=noisy_copy(target, 0.02),
-            speculative_config=config,
-            continuous_batching_config=limits(400, **options),
-        )
-        names = [
-            manager.add_request(prompt, max_new_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)
-        ]
-        with manager:
-            found = [manager.get_result(name, timeout=60).generated_tokens for name in names]
-        assert found == texts
-        assert_nothing_left(manager)
-        rows = [len(outcomes[0].walk.paths) for outcomes in calls if outcomes]
-        del calls[:]
-        return rows
-
-    assert {4, 3, 2, 1} <= set(run())  # each a size of its own
-    assert 2 in run(disable=2)
+    outputs = [text_alone(target, one, max_new_tokens=most) for one, most in zip(prompts, lengths, strict=True)]
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.02), tree=CHAIN, continuous_batching_config=limits(400)
+    )
+    names = [manager.add_request(one, max_new_tokens=most) for one, most in zip(prompts, lengths, strict=True)]
+    with manager:
+        assert [manager.get_result(name, timeout=60).generated_tokens for name in names] == outputs
+    assert_nothing_left(manager)
+    assert {4, 3, 2, 1} <= {len(outcomes[0].walk.paths) for outcomes in calls if outcomes}

@@ -185,15 +185,11 @@ class DeviceSteps:
 
     def loaded(self, part: StepPart) -> InFlightStep | None:
         """The captured step that is to run a part, with its rows loaded; None if its capture failed."""
-        num_rows = self.rows_for(len(part.own))
+        num_rows = next_size(max(self.fewest_rows, len(part.own)))
         lag, values = self._values.of(part, self._new_width(part), num_rows)
         size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
         part.wanted = StepKey(self._kind_of(part, values.kinds), size)
         return self._step_for(part.wanted, part, values)
-
-    def rows_for(self, number: int) -> int:
-        """Rows of a step of so many requests, where its own size is captured."""
-        return next_size(max(self.fewest_rows, number))
 
     def key_for(self, part: StepPart, rows: int, fewest: int, blocks: int, read_width: int = 0) -> StepKey:
         """

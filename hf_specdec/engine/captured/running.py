@@ -64,7 +64,7 @@ class Repeats:
     def has_room(self) -> bool:
         """
         Whether there is room for the tokens of the next run, while one is on its way: in memory, in the step's size,
-        and for pending features.
+        and for pending features, which resting rows write, too.
         """
         store, plain = self._drafting.features, self.part.of(self.part.plain)
         if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > store.capacity:

@@ -195,8 +195,7 @@ class StagedRows:
         ended = {row for row, request in enumerate(requests) if request.is_over}
         new = sorted(ended - self._resting)
         self._resting = ended
-        for name, nothing in (("kinds", Verifier.RESTS), ("slot_steps", 0), ("tables", ZERO_BLOCK)):
-            self._host[name][new] = nothing
+        self._host["kinds"][new], self._host["tables"][new] = Verifier.RESTS, ZERO_BLOCK
         return bool(new)
 
     def _load_numbers(self, requests: list[Request]) -> bool:

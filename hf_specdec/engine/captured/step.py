@@ -249,7 +249,8 @@ class InFlightStep(CapturedStep):
 
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """Copies what the host changes between two runs for the same rows; see `InFlightRows.load_changes`."""
-        tables = [request.table for request in requests]
+        # Those that have ended are read no more, but may be handed back to a caller.
+        tables = [request.table for request in requests if not request.is_over]
         for cache in self._caches:
             cache.clean(tables)
         self.rows.load_changes(requests, draft_temperature)
