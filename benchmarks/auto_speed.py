@@ -176,7 +176,7 @@ def seconds_of(call: Call, prompts: list[str], seed: int, device: str) -> float:
 
 
 def batches_of(prompts: dict[str, str], rows: int) -> dict[str, list[str]]:
-    """What is asked at once: each prompt alone, or as many as there are rows, some of them twice if need be."""
+    """What is asked at once: each prompt alone, or as many as there are rows, some several times if need be."""
     if rows == 1:
         return {name: [text] for name, text in prompts.items()}
     texts = list(prompts.values())

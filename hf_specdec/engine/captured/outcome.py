@@ -40,8 +40,8 @@ class Outcome:
             options have raised.
         spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
             tokens.
-        left_out (`set[int]`): rows whose requests were over before the step's report, and rest in it unless it was
-            launched earlier, or were spoiled in the run before it: nothing is taken from them.
+        left_out (`set[int]`): rows from which nothing is taken: their requests were over before the report came, or
+            were spoiled in the run before it.
         left_with_nan (`set[int]`): those of them whose K/V may have NaN now.
         launched_at (`float`), came_at (`float`): when the step was launched, and when its last report had come
             (`time.perf_counter`).
