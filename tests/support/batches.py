@@ -14,6 +14,7 @@ import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from hf_specdec.engine.captured import Outcome, StepRunner
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.engine import Engine
 from hf_specdec.engine.request import Request
@@ -150,3 +151,19 @@ def runs_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
 
     monkeypatch.setattr(InFlightStep, "launch", counted)
     return found
+
+
+def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Outcome]]:
+    """The outcomes of every call of `StepRunner.run` from now on."""
+    calls: list[list[Outcome]] = []
+    run = StepRunner.run
+
+    def noted(self: StepRunner, *args: Any) -> Iterator[Outcome]:
+        outcomes: list[Outcome] = []
+        calls.append(outcomes)
+        for outcome in run(self, *args):
+            outcomes.append(outcome)
+            yield outcome
+
+    monkeypatch.setattr(StepRunner, "run", noted)
+    return calls
